@@ -1,4 +1,4 @@
-# Every target sets itself up: the first one makes $(VENV), with a torch that $(PYTHON) can import or else with its own.
+# Every target sets itself up: the first one creates $(VENV), with the torch of $(PYTHON) or, if it has none, its own.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
@@ -14,10 +14,10 @@ help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
 	@grep -E '^[a-z-]+:.* ## ' Makefile | sed -E 's/:.* ## /\t/' | expand -t 18 | sed 's/^/  /'
 
-clang: ## the virtual environment, and in it a clang++ with ThreadSanitizer where the system has none
+clang: ## the virtual environment, with a clang++ that has ThreadSanitizer if the system has none
 	@$(SETUP) --clang
 
-venv: ## make the virtual environment, if it is missing or pyproject.toml has changed
+venv: ## create the virtual environment if it is missing or pyproject.toml has changed
 	@$(SETUP)
 
 build: venv ## compile the extension in place (DEEP_EP_BUILDS=fast,exact,asan,tsan or all; default fast)
@@ -27,33 +27,33 @@ demo: venv ## a MoE layer on 8 ranks: dispatch, experts, combine; checked, timed
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.moe_demo $(ARGS)
 
-train: venv ## train a MoE language model, experts spread over 4 ranks; its losses checked against one process
+train: venv ## train a MoE language model with experts on 4 ranks; losses checked against one process
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 
-test: clang ## lint, every test, in three builds, the kernels compiled for a GPU, planted bugs; counts, times, memory
+test: clang ## lint, all tests in three builds, the kernels compiled for a GPU, planted bugs; counts, times, memory
 	@$(TESTS) $(ARGS)
 
 test-fast: venv ## the short tests, with few schedules, in the fast and the exact build: three minutes
 	@$(TESTS) quick quick-exact $(ARGS)
 
-test-long: clang ## hundreds of kills and stalls, 10 minutes of soak, five times the schedules; out/long has what they found
+test-long: clang ## hundreds of kills and stalls, 10 minutes of soak, five times the schedules; findings in out/long
 	@$(TESTS) long many many-exact values steps silent $(ARGS)
 
 races: clang ## the tests under ThreadSanitizer, after it has found the planted races (needs clang)
 	@$(TESTS) races $(ARGS)
 
-mutants: clang ## plant bugs, one at a time, and see that the tests catch each (needs clang)
+mutants: clang ## plant bugs one at a time and check that the tests catch each (needs clang)
 	@$(PY) scripts/mutants.py $(ARGS)
 
-stubs: venv ## write what type checkers know of the extension, from its bindings
+stubs: venv ## write the type stubs of the extension from its bindings
 	@$(PY) setup.py --quiet build_ext --inplace
 	@$(PY) scripts/stubs.py
 
 litmus: venv ## check each synchronization idiom against the PTX memory model
 	@$(PY) scripts/litmus.py
 
-models: venv ## check the protocol's rules in every order of events, and print what goes wrong without each
+models: venv ## check the protocol's rules in every order of events, and print the failure that each rule prevents
 	@$(PY) scripts/models.py
 
 asan: venv ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -62,7 +62,7 @@ asan: venv ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 lint: venv ## ruff, clang-format, mypy
 	@$(TESTS) lint $(ARGS)
 
-format: venv ## rewrite the sources as lint wants them
+format: venv ## format the sources as lint expects
 	$(PY) -m ruff check --quiet --fix-only .
 	$(PY) -m ruff format --quiet .
 	$(PY) -c "import clang_format; clang_format.clang_format()" -i $(FORMATTED)
@@ -71,11 +71,11 @@ bench: venv ## dispatch and combine against memcpy and gloo: a table, a plot, JS
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py bench $(ARGS)
 
-gpu-check: ## on a machine with a GPU, with the packages of its python3: builds, tests, checks, times, reports
+gpu-check: ## on a machine with a GPU, with the packages of its python3: build, test, check, time, report
 	@$(PYTHON) scripts/gpu_check.py $(ARGS)
 
-compile-report: venv ## registers, shared memory and spills of every kernel, by NVRTC
+compile-report: venv ## registers, shared memory and spills of every kernel, from NVRTC
 	$(PY) -m deep_ep_py compile --all --fresh --arch sm_90a $(ARGS)
 
-clean: ## remove what was built; the virtual environment stays
+clean: ## remove build outputs; the virtual environment stays
 	rm -rf build dist *.egg-info deep_ep_py/_C_*.so .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Builds deep_ep_py: pure Python plus one torch-free extension, compiled by g++ alone (scripts/native_build.py).
+"""Build of deep_ep_py: pure Python plus one torch-free extension that needs only g++ (scripts/native_build.py).
 
 `DEEP_EP_BUILDS` names the variants to build, "fast" by default; `python setup.py build_ext --inplace` is incremental.
 """
@@ -19,10 +19,10 @@ import native_build  # noqa: E402
 
 
 class BuildNative(build_ext):
-    """Hands each extension, one per variant, to native_build."""
+    """The command that has native_build build each extension, one per variant."""
 
     def run(self) -> None:
-        # Not the base class's: in place, it copies over extensions that running processes have mapped.
+        # The base class, when building in place, overwrites extensions that running processes have mapped.
         for ext in self.extensions:
             self.build_extension(ext)
 
@@ -36,12 +36,12 @@ class BuildNative(build_ext):
 
 
 class BuildPython(build_py):
-    """Puts csrc/ into the wheel as deep_ep_py/csrc: kernels are compiled from it at run time."""
+    """The command that puts csrc/ into the wheel as deep_ep_py/csrc: kernels are compiled from it at run time."""
 
     def run(self) -> None:
         package = Path(self.build_lib) / "deep_ep_py"
         if not self.editable_mode and package.exists():
-            shutil.rmtree(package)  # an earlier wheel may have had other variants and headers
+            shutil.rmtree(package)  # an earlier wheel may have left other variants and headers
         super().run()
         if self.editable_mode:
             return

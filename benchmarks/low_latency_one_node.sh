@@ -1,5 +1,5 @@
 #!/bin/sh
-# Low-latency mode inside one node, decoding sizes, against what moves a row for every selection.
+# Low-latency mode inside one node with decoding sizes, against baselines that move a row for every selection.
 set -e
 cd "$(dirname "$0")/.."
 name=${1:-low_latency_one_node}

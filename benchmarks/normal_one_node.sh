@@ -1,5 +1,5 @@
 #!/bin/sh
-# Normal mode inside one node, small and large, against all baselines.
+# Normal mode inside one node with small and large sizes, against all baselines.
 set -e
 cd "$(dirname "$0")/.."
 name=${1:-normal_one_node}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What kernels execute, counted in the compiler's PTX: hidden 7168, 8 ranks of 64 tokens, top-8 of 256 experts.
+# Instruction counts of the kernels in the compiler's PTX: hidden 7168, 8 ranks with 64 tokens, top-8 of 256 experts.
 set -eu
 cd "$(dirname "$0")"
 name=${1:-$(date +%F)_profile}

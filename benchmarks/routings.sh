@@ -1,5 +1,5 @@
 #!/bin/sh
-# How much the routing matters.
+# The influence of the routing.
 set -e
 cd "$(dirname "$0")/.."
 name=${1:-routing}

@@ -9,7 +9,7 @@ try:
     import torch
 except ModuleNotFoundError as error:
     raise ImportError(
-        "deep_ep_py needs PyTorch, and does not choose a build of it for you: `pip install torch` first"
+        "deep_ep_py needs PyTorch but does not choose a build of it for you: run `pip install torch` first"
     ) from error
 
 from deep_ep_py.buffer import Buffer

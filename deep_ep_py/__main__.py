@@ -1,4 +1,4 @@
-"""`python -m deep_ep_py COMMAND`."""
+"""The command line: `python -m deep_ep_py COMMAND`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from deep_ep_py.device.hardware_queues import restart_with_queues
 
-# A command's module is imported when it is called for: each needs packages that the others do not.
+# A command's module is imported only when the command is invoked: each needs packages that the others do not.
 _COMMANDS = {
     "bench": "deep_ep_py.bench.cli",
     "bench-posting": "deep_ep_py.bench.posting",
@@ -27,7 +27,7 @@ _SHARE_A_GPU = ("bench-posting", "canary", "rates")
 
 
 def _ranks_share_a_gpu(arguments: list[str]) -> bool:
-    """Tell whether a command has ranks that are threads on one GPU."""
+    """Return whether a command runs its ranks as threads that share one GPU."""
     name = arguments[0] if arguments else ""
     return name in _SHARE_A_GPU or (name == "bench" and any(argument.endswith("cuda") for argument in arguments))
 

@@ -39,96 +39,101 @@ from deep_ep_py.v1.surface import V1Surface
 
 
 class Buffer(V1Surface):
-    """Expert-parallel communication among ranks, of one machine, which may play several nodes, or of several machines.
+    """Expert-parallel communication among the ranks of one machine, which may emulate several nodes, or of several.
 
-    The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and
-    issue its operations in the same order. Any thread may call, one at a time; meanwhile others may wait for events of
-    earlier calls and ask for `stats`.
+    Signatures and return values are those of DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together
+    and issue its operations in the same order. Any thread may make calls, one at a time; meanwhile, other threads may
+    wait for events of earlier calls and read `stats`.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        The ranks. Under `deep_ep_py.testing.run_ranks`, the group it passes.
+        The ranks. Under `deep_ep_py.testing.run_ranks`, the group that it passes to each rank.
     num_nvl_bytes : int
-        Bytes for rows and counts in transit: at least 4 rows per rank and region, better 64; a multiple of 128.
+        Bytes for rows and counts in transit, a multiple of 128: at least 4 rows per rank and region, preferably 64.
     num_rdma_bytes : int
-        The same for low-latency calls: see `get_low_latency_rdma_size_hint`. Both modes use the same memory, the larger
-        of the two numbers; without `low_latency_mode` this one has no effect.
+        The same for low-latency calls; see `get_low_latency_rdma_size_hint`. Both modes share the same memory, the
+        larger of the two sizes. Without `low_latency_mode` this one has no effect.
     low_latency_mode : bool
-        Low-latency calls may be made, beside those of normal mode.
+        Whether low-latency calls may be made in addition to those of normal mode.
     num_qps_per_rank : int
-        Queue pairs to each peer with `heap="nvshmem"`; without, it has no effect.
+        Queue pairs to each peer with `heap="nvshmem"`; otherwise it has no effect.
     allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric
-        As in DeepEP, for other machines than this version knows. They have no effect.
+        Accepted for compatibility with DeepEP. They concern hardware that this version does not support and have no
+        effect.
     explicitly_destroy : bool
-        `destroy()` will be called; otherwise the Buffer goes with its last reference.
+        Whether the caller will call `destroy()`; otherwise the Buffer is destroyed with its last reference.
     enable_shrink : bool
-        Low-latency calls go on without a rank whose process has ended, or that does not come within 9/8 of `timeout` (4
-        of them if it waits for another one itself): it is masked, on all ranks. Its rows are missing, or zeros where it
-        had told of them; its results are left out of sums. Such a Buffer makes low-latency calls alone.
+        Whether low-latency calls continue without a rank whose process has ended, or that does not arrive within 9/8 of
+        `timeout` (4 times `timeout` if it is itself waiting for another rank). All ranks mask it. Its rows are missing,
+        or zeros if it had already announced them, and its results are left out of sums. Such a Buffer supports only
+        low-latency calls.
     comm : mpi4py.MPI.Comm, optional
-        Used where `group` is None. The arguments so far stand in DeepEP 1.2.1's order. Versions without `use_fabric`
-        call the same places otherwise: a call that names all of theirs, up to `comm`, by position is told apart; in a
-        shorter one their `explicitly_destroy` is taken for `use_fabric`, which has no effect either.
+        Used if `group` is None. The arguments up to here are in DeepEP 1.2.1's order. Versions without `use_fabric`
+        have a different positional order: a call that passes all of theirs by position, up to `comm`, is recognized; in
+        a shorter call, its `explicitly_destroy` is taken for `use_fabric`, which has no effect.
     device : torch.device or str, optional
-        Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
+        Where tensors live. Default: the CPU. GPUs are supported, but the code has not yet run on one.
     fabric : str or list of str, optional
-        By what ranks reach each other: each two of them by the first of a list by which each reaches the other. "peer":
-        loads and stores, within a node. "ibgda": work requests that the kernels write for NICs, which are software ones
-        and reach one machine: on a GPU a thread of the host, a way to test the send path on one GPU. "proxy": a thread
-        of each process sends over libfabric, by the provider that DEEP_EP_PROXY_PROVIDER names or the best there is.
-        With both of them all heaps of a GPU's ranks lie in pinned host memory (`stats` says `through_host`), which is
-        not fast. On a CPU alone, for tests: "weak", an agent that delays, cuts and reorders; "mixed", some pairs by
-        loads and stores, some weak. Default: the environment variable DEEP_EP_FABRIC, names with commas between them;
-        else what there is of "peer", "ibgda" and "proxy" in this order, on a GPU of "peer" and "proxy". A name by
-        itself says what joins nodes: it has "peer" before it, but for "mixed", and "weak" on one node. A list without
-        "peer" leaves each rank a node of its own. `python -m deep_ep_py doctor` shows the paths that ranks would take.
+        How ranks reach each other. Each pair uses the first fabric of the list by which both reach the other. "peer":
+        loads and stores, within a node. "ibgda": work requests that the kernels write for NICs. These are software NICs
+        and reach only one machine; on a GPU, a host thread serves them, which allows testing the send path on one GPU.
+        "proxy": a thread of each process sends over libfabric, with the provider that DEEP_EP_PROXY_PROVIDER names, or
+        the best one available. With either of these, all heaps of a GPU's ranks are in pinned host memory (`stats`
+        reports `through_host`), which is not fast. For tests, on a CPU only: "weak", an agent that delays, splits and
+        reorders messages; "mixed", some pairs by loads and stores, some weak. Default: the environment variable
+        DEEP_EP_FABRIC, a comma-separated list; if it is not set, those available of "peer", "ibgda" and "proxy", in
+        this order (on a GPU, of "peer" and "proxy"). A single name selects what joins nodes: "peer" is implied before
+        it, except for "mixed", and for "weak" on one node. With a list without "peer", each rank is a node of its own.
+        `python -m deep_ep_py doctor` shows the paths that ranks would take.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
-        DEEP_EP_RANKS_PER_NODE, else all ranks of a machine are on one node, and on one machine, where "ibgda" or
-        "proxy" is named by itself, each is a node of its own. With "peer" or "mixed" named by itself all are on one
-        node, whatever this says. On a GPU only with a fabric named.
+        DEEP_EP_RANKS_PER_NODE. If it is not set, all ranks of a machine are on one node; on a single machine with
+        "ibgda" or "proxy" as the only name, each rank is a node of its own. With "peer" or "mixed" as the only name,
+        all ranks are on one node, whatever this argument says. On a GPU it requires an explicit `fabric`.
     nic : NicOptions, optional
-        What the software NICs are like.
+        Properties of the software NICs.
     arena_bytes : int, optional
-        Shared memory that outputs come from, and copies of what `combine` is given elsewhere, all of it taken at once.
-        Where it is full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the
-        machine's memory, shared among its ranks, or the least that this is on any machine, whose pages cost nothing
-        until they are touched; with "ibgda" or "proxy" on a GPU 64 MiB of host memory; else on a GPU 64 MiB at first
-        and, as it is needed, at most an eighth of its memory, shared likewise. When a call has found no room there,
-        there is more from the next dispatch on whose counts the host waits for. Calls that wait for none, with a handle
-        or `num_worst_tokens`, use only what is there: if all calls are such, name a size.
+        Shared memory for outputs, and for copies of `combine` inputs that are elsewhere. A given size is allocated at
+        once. When it is full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default on a CPU: half of
+        the machine's memory, shared among its ranks, or the minimum of this over all machines; its pages cost nothing
+        until they are touched. Default on a GPU: with "ibgda" or "proxy", 64 MiB of host memory; otherwise 64 MiB at
+        first, growing on demand to at most an eighth of the GPU's memory, shared likewise. After a call has found no
+        room, more is available from the next dispatch on whose counts the host waits for. Calls that wait for none,
+        with a handle or `num_worst_tokens`, use only what is already available: if all calls are like that, pass a
+        size.
     timeout : float
-        Seconds after which a wait inside a kernel gives up; see `timeout_of`.
+        Seconds after which a wait inside a kernel times out; see `timeout_of`.
     regions : int
-        Operations that may be open at once.
+        Number of operations that may be open at once.
     hops : {1, 2}, optional
-        How rows of normal mode go between nodes: 1, straight to each of their ranks; 2, once to each node, to the rank
-        there with the sender's place in its own node, which passes them on (`docs/two_hops.md`). Default: 2 where nodes
-        have several ranks.
+        How normal-mode rows travel between nodes. 1: directly to each destination rank. 2: once to each node, to the
+        rank there with the sender's local index, which forwards them (`docs/two_hops.md`). Default: 2 if nodes have
+        several ranks.
     link : Link, optional
-        How fast the way between nodes is, and how long an answer takes. In two hops the size of chunks follows from it,
-        and in low-latency mode whether rows go once to each node. Default: that of software NICs.
+        Bandwidth and round-trip time between nodes. They determine the size of chunks in two hops and, in low-latency
+        mode, whether rows go once to each node. Default: those of the software NICs.
     once_per_node : bool, optional
-        Rows of low-latency calls go once to each node, to the rank there with the sender's place in its own node, and
-        the others of that node read them there. True: always; False: never, they go to each rank. Default: where the
-        NIC's time that it saves is more than what forwarding costs, by `link` and the sizes of the call
-        (`docs/latency.md`). Never with `enable_shrink`, nor while ranks are left out.
+        Whether rows of low-latency calls go once to each node, to the rank there with the sender's local index, where
+        the other ranks of that node read them. True: always. False: never; they go to each rank. Default: if the NIC
+        time saved exceeds the cost of forwarding, judging by `link` and the sizes of the call (`docs/latency.md`).
+        Never with `enable_shrink`, nor while ranks are left out.
     forward_sms : int
-        Blocks, at most one on an SM, that forward rows for calls with a hook; 0: such calls send rows to each rank.
-        They hold their SMs, and later kernels of the communication stream, until the rows have come.
+        Number of thread blocks, at most one per SM, that forward rows for calls with a hook; 0: such calls send rows to
+        each rank. They occupy their SMs, and delay later kernels of the communication stream, until the rows have
+        arrived.
     heap : {"own", "nvshmem"}, optional
-        Where heaps lie: "own", in memory that this library allocates; "nvshmem", on GPUs, in NVSHMEM's symmetric heap,
-        and then kernels drive this machine's ConnectX by queue pairs of NVSHMEM's ("ibgda" in `fabric`); see
-        `docs/cluster.md`. Such a heap does not grow, so `arena_bytes` is all there is, by default 64 MiB, and its
-        Buffer does not `recover`. Default: "nvshmem" where ranks are on several machines, no fabric is named, and all
-        of them have nvshmem4py, a ConnectX and NVSHMEM_IB_ENABLE_IBGDA=1.
+        Where heaps are allocated. "own": in memory that this library allocates. "nvshmem", on GPUs: in NVSHMEM's
+        symmetric heap; kernels then drive this machine's ConnectX NICs through NVSHMEM's queue pairs ("ibgda" in
+        `fabric`); see `docs/cluster.md`. Such a heap does not grow, so `arena_bytes` is the limit, by default 64 MiB,
+        and the Buffer cannot `recover`. Default: "nvshmem" if ranks are on several machines, no fabric is named, and
+        all machines have nvshmem4py, a ConnectX and NVSHMEM_IB_ENABLE_IBGDA=1.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, on all ranks if on any. Also where ranks disagree about what must be the same, and where
-        two of them have no path between them: then with a table of all paths.
+        The message names the argument. If one rank raises, all do. Also raised if ranks disagree about an argument that
+        must be the same, or if two ranks have no path between them; the message then has a table of all paths.
     """
 
     def __init__(
@@ -159,7 +164,7 @@ class Buffer(V1Surface):
         heap: str | None = None,
     ) -> None:
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
-            # In the order without `use_fabric`, up to the communicator.
+            # The call passed all arguments up to the communicator by position, in the order without `use_fabric`.
             use_fabric, explicitly_destroy, enable_shrink, comm = False, use_fabric, explicitly_destroy, enable_shrink
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
@@ -182,14 +187,14 @@ class Buffer(V1Surface):
             self.enable_shrink = arguments.flag("enable_shrink", enable_shrink)
             if self.enable_shrink and not self.low_latency_mode:
                 raise ValueError(
-                    "enable_shrink=True: expected low_latency_mode=True with it, other calls mask no ranks"
+                    "enable_shrink=True: expected low_latency_mode=True as well, since normal-mode calls mask no ranks"
                 )
             if arena_bytes is not None:
                 arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
             self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
             self.timeout = arguments.seconds("timeout", timeout)
             self.regions = arguments.integer("regions", regions, 1, C.MAX_REGIONS)
-            # Between processes each has a GPU of its own; in one process all ranks share one.
+            # Each process has a GPU of its own; ranks of one process share one.
             sharers = bootstrap.size if bootstrap.in_process else 1
             together = getattr(group, "one_launch", None)
             make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
@@ -224,7 +229,7 @@ class Buffer(V1Surface):
             topology = agree(connected, make_topology)
             if self.enable_shrink and once_per_node:
                 raise ValueError(
-                    "once_per_node=True: expected False with enable_shrink=True, a rank that passes on the "
+                    "once_per_node=True: expected False with enable_shrink=True, since a rank that forwards the "
                     "rows of others cannot be masked"
                 )
             # Operations of both modes use the same regions.
@@ -250,14 +255,15 @@ class Buffer(V1Surface):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """By rank, how it is reached: "peer" by loads and stores, as this rank is by itself; else by the fabric of that
-        name; "none" where no operation has to do with it.
+        """How this rank reaches each rank: "peer" (loads and stores; also for itself), or the name of a fabric.
+
+        "none" marks a rank that no operation of this one involves.
         """
         return self._engine.topology.routes
 
     @property
     def runtime(self) -> Any:
-        """What V1 has under this name, a `deep_ep_py.v1.runtime.Runtime`; None once the Buffer is destroyed."""
+        """V1's attribute of this name, a `deep_ep_py.v1.runtime.Runtime`; None once the Buffer is destroyed."""
         return None if self._engine.destroyed else Runtime(self, self._engine.runtime)
 
     # --- operations -------------------------------------------------------------------------------------------
@@ -270,14 +276,14 @@ class Buffer(V1Surface):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
-        """Count which ranks and experts the tokens go to. Local: no communication.
+        """Count how many tokens go to each rank and expert. Local: no communication.
 
         Parameters
         ----------
         topk_idx : torch.Tensor
             int64 or int32 [tokens, top-k]: expert ids, -1 for none.
         num_experts : int
-            Experts of all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
+            Number of experts on all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
         previous_event, async_finish, allocate_on_comm_stream
             As in DeepEP: see `dispatch`.
 
@@ -286,7 +292,7 @@ class Buffer(V1Surface):
         num_tokens_per_rank : torch.Tensor
             int32 [ranks].
         num_tokens_per_rdma_rank : torch.Tensor or None
-            int32 [nodes]; None where there is one node.
+            int32 [nodes]; None if there is only one node.
         num_tokens_per_expert : torch.Tensor
             int32 [num_experts].
         is_token_in_rank : torch.Tensor
@@ -324,65 +330,67 @@ class Buffer(V1Surface):
         Parameters
         ----------
         x : torch.Tensor or tuple of torch.Tensor
-            [tokens, hidden], rows of a multiple of 16 bytes, of elements of two bytes (bfloat16, float16, int16) or of
-            one (float8_e4m3fn, float8_e5m2, int8, uint8). The latter perhaps with scales: float32 or int32 (four UE8M0
-            exponents each) [tokens, scales] or [tokens] with any strides. Rows and scales travel as they are, and their
-            types are the same on all ranks.
+            [tokens, hidden], rows a multiple of 16 bytes long. Elements have two bytes (bfloat16, float16, int16) or
+            one (float8_e4m3fn, float8_e5m2, int8, uint8). One-byte rows may come with scales: float32 or int32 (four
+            UE8M0 exponents each) [tokens, scales] or [tokens] with any strides. Rows and scales are sent unchanged;
+            their types must be the same on all ranks.
         handle : DispatchHandle or tuple of torch.Tensor, optional
-            Of an earlier dispatch: send along the same routes again (cached dispatch). Then no top-k is given, and a
-            layout, alignment or `num_worst_tokens` is not looked at. A plain tuple of its elements is accepted too, as
-            autograd gives them back, but not copies of them. It may be of another Buffer of the same ranks, which may
-            have been destroyed, but not have failed or recovered since; with `async_finish` that dispatch's event has
-            been waited for.
+            The handle of an earlier dispatch: send along the same routes again (cached dispatch). No top-k is passed
+            then, and a layout, alignment or `num_worst_tokens` is ignored. A plain tuple of the handle's elements is
+            accepted too, as autograd returns them, but not copies of them. The handle may belong to another Buffer of
+            the same ranks, which may have been destroyed since, but must not have failed or recovered; with
+            `async_finish`, the event of that dispatch must have been waited for.
         num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert : torch.Tensor
-            From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from the first.
+            From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from
+            `num_tokens_per_rank`.
         topk_idx : torch.Tensor, optional
-            int64 or int32 [tokens, top-k]: travels with the tokens.
+            int64 or int32 [tokens, top-k], sent with the tokens.
         topk_weights : torch.Tensor, optional
-            float32 [tokens, top-k]; together with `topk_idx`.
+            float32 [tokens, top-k]; requires `topk_idx`.
         expert_alignment : int
-            The returned counts per expert are rounded up to multiples of it.
+            The returned counts per expert are rounded up to a multiple of this.
         config : Config, optional
             `num_sms` blocks. Default: on a GPU as few as its rates allow (`python -m deep_ep_py rates`).
         num_worst_tokens : int
-            Not 0: the rows of the outputs, the same on all ranks; then the host waits for nothing, as a CUDA graph
-            needs it. It must suffice for every rank: if one would receive more, the call fails on all. Rows that no
-            rank sends have index -1 and weight 0; what their `recv_x` holds is undefined.
+            If not 0, the number of rows of the outputs, the same on all ranks. The host then waits for nothing, as CUDA
+            graphs require. It must suffice for every rank: if one would receive more, the call fails on all ranks. Rows
+            that no rank sends have index -1 and weight 0; their contents in `recv_x` are undefined.
         num_tokens_per_rdma_rank
-            Not looked at.
+            Ignored.
         previous_event : EventOverlap, optional
-            Wait for it too. On a GPU kernels run on a stream of their own, after all that the current stream has been
-            given so far.
+            An event to wait for as well. On a GPU, kernels run on a stream of their own, after all work submitted to
+            the current stream so far.
         async_finish : bool
-            On a GPU: let the current stream go on; its next use of the results must wait for the returned event. Else
-            the current stream waits. The host waits for the counts alone. On a CPU the same with the caller in the
-            current stream's place: the rows move while it goes on, in a thread of their own.
+            On a GPU: whether the current stream continues without waiting; the caller must then make it wait for the
+            returned event before it uses the results. Otherwise the current stream waits for the kernels. Either way,
+            the host waits only for the counts. On a CPU, the caller takes the place of the current stream: it continues
+            while a separate thread moves the rows.
         allocate_on_comm_stream : bool
-            With both of these: wait for the event alone, and make the outputs on that other stream.
+            With both of these: wait only for the event, and allocate the outputs on the communication stream.
 
         Returns
         -------
         recv_x : torch.Tensor or tuple of torch.Tensor
-            [rows, hidden] of the type of `x`, sorted by source rank, then token; where scales were sent, with them,
+            [rows, hidden] of the type of `x`, sorted by source rank, then token. If scales were sent, a pair with them,
             contiguous [rows, scales] or [rows].
         recv_topk_idx : torch.Tensor or None
-            [rows, top-k], of the type of `topk_idx`: local expert ids, -1 for experts of other ranks.
+            [rows, top-k] of the type of `topk_idx`: local expert ids, -1 for experts of other ranks.
         recv_topk_weights : torch.Tensor or None
-            float32 [rows, top-k]: 0 where the id is -1.
+            float32 [rows, top-k], 0 where the id is -1.
         num_recv_tokens_per_expert_list : list of int or None
-            Rows for each local expert; empty with `num_worst_tokens`.
+            Number of rows for each local expert; empty with `num_worst_tokens`.
         handle : DispatchHandle or None
-            For `combine` and for cached dispatches; None from a cached one.
+            For `combine` and cached dispatches; a cached dispatch returns None.
         event : EventOverlap
 
         Raises
         ------
         DeepEPTimeout
-            If a peer did not do its part in time. On a GPU it is found when the kernels have given up, and raised by
-            the Buffer's next call, or by `destroy`; on a CPU with `async_finish` by the wait for the event, if that
-            comes first.
+            A peer did not do its part in time. On a GPU this is detected when the kernels have given up, and raised by
+            the Buffer's next call or by `destroy`. On a CPU with `async_finish`, the wait for the event raises it if
+            that comes first.
         DeepEPError
-            If another rank failed, or this Buffer has before.
+            Another rank failed, or this Buffer has failed before.
         """
         return self._begin_dispatch(
             x,
@@ -407,13 +415,13 @@ class Buffer(V1Surface):
         previous_event: Any = None,
         async_finish: Any = False,
         allocate_on_comm_stream: Any = False,
-        num_tokens_per_rdma_rank: Any = None,  # not looked at
+        num_tokens_per_rdma_rank: Any = None,  # ignored
         config: Any = None,
         **options: Any,
     ) -> PendingDispatch:
-        """Start a dispatch: this rank's counts are on their way. `finish()` does the rest.
+        """Start a dispatch: this rank's counts are on their way when this returns.
 
-        It comes next on this Buffer, unless `finish_later` is true.
+        `finish()` does the rest. It must be the next call on this Buffer, unless `finish_later` is true.
         """
         self._check_normal("dispatch")
         streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
@@ -431,20 +439,20 @@ class Buffer(V1Surface):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Bring the rows back to the tokens' owners and sum them: the reverse of the dispatch that `handle` is from.
+        """Return the rows to the tokens' owners and sum them: the reverse of the dispatch that `handle` is from.
 
-        A plain sum: apply the gate's weights to the rows before. Summed in fp32 in the order of the ranks, then the
-        biases, and rounded once; so the result does not depend on timing.
+        The sum is unweighted: apply the gate's weights to the rows first. Rows are summed in fp32 in rank order, then
+        the biases are added, and the result is rounded once, so it does not depend on timing.
 
         Parameters
         ----------
         x : torch.Tensor
-            bfloat16 [rows, hidden], in the order of `recv_x`. Where it is `recv_x` itself, or lies in it, the owners
-            read it in place; else from a copy in shared memory.
+            bfloat16 [rows, hidden], in the order of `recv_x`. If it is `recv_x` itself, or a part of it, the owners
+            read it in place; otherwise they read a copy in shared memory.
         handle : DispatchHandle or tuple of torch.Tensor
-            Of the dispatch, as in a cached one.
+            The handle of the dispatch, in any form that a cached dispatch accepts.
         topk_weights : torch.Tensor, optional
-            float32 [rows, top-k], summed likewise.
+            float32 [rows, top-k], summed in the same way.
         bias : torch.Tensor or tuple, optional
             One or two bfloat16 [tokens, hidden], added to the sums.
         config : Config, optional
@@ -471,17 +479,17 @@ class Buffer(V1Surface):
         return PendingCombine.begin(self._engine, given).finish()
 
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
-        """Have the kernels for rows of `hidden` BF16 elements and `topk` experts per token ready, on all ranks; with
-        `fp8` also those for dispatching FP8 rows, or others of one byte per element.
+        """Prepare the kernels for rows of `hidden` BF16 elements and `topk` experts per token, on all ranks.
 
-        On a GPU they are compiled, or taken from the cache, and loaded; else that happens at the first call of each
-        kind. Collective, and a barrier. Where several ranks share a GPU, it comes before the first operation: loading
-        may wait for another rank's kernels. On a CPU there is nothing to do.
+        With `fp8`, those for dispatching FP8 rows, or other rows of one byte per element, are prepared too. On a GPU,
+        kernels are compiled, or taken from the cache, and loaded; without this call, that happens at the first call of
+        each kind. Collective, and a barrier. If several ranks share a GPU, call it before the first operation, since
+        loading may wait for another rank's kernels. On a CPU there is nothing to prepare.
 
         Raises
         ------
         ValueError, TypeError
-            Naming the argument.
+            The message names the argument.
         """
         self._engine.check_usable()
         arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // 2)
@@ -497,16 +505,16 @@ class Buffer(V1Surface):
 
     @property
     def comm_stream(self) -> Any:
-        """torch.cuda.Stream: where kernels run; None on a CPU."""
+        """The torch.cuda.Stream that kernels run on; None on a CPU."""
         return self._engine.device.comm_stream
 
     def get_comm_stream(self) -> Any:
-        """Return the stream that kernels run on.
+        """Return the stream on which kernels run.
 
         Raises
         ------
         RuntimeError
-            On a CPU, where there are none.
+            On a CPU, which has no streams.
         """
         if self.comm_stream is None:
             raise RuntimeError(f"get_comm_stream: there are no streams on {self.device}")
@@ -515,17 +523,17 @@ class Buffer(V1Surface):
     # --- life -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Count what this Buffer has done.
+        """Return counts of the operations of this Buffer, and the state of its output memory.
 
         Returns
         -------
         dict
-            `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went
-            straight to or from where this rank keeps them, where its peers share its memory; `rounds`: those that could
-            not, for want of room there, and went through the Buffer; `copied`: combines whose rows were copied
-            into shared memory first; `arena_bytes`: memory for outputs that is there, `arena_growths`: how often there
-            came more of it, `arena_used`; `through_host`: 1 where tensors are a GPU's and rows between nodes go
-            through pinned memory of the host, else 0.
+            `operations`, and among them `dispatches`, `cached_dispatches` and `combines`. `direct`: those whose rows
+            went straight to or from where this rank keeps them, where its peers share its memory. `rounds`: those that
+            could not, for lack of room there, and went through the Buffer. `copied`: combines whose rows were first
+            copied into shared memory. `arena_bytes`: size of the memory for outputs; `arena_growths`: how often it has
+            grown; `arena_used`. `through_host`: 1 if tensors are on a GPU and rows between nodes go through pinned host
+            memory, otherwise 0.
         """
         self._engine.check_usable()
         runtime = self._engine.runtime
@@ -539,20 +547,20 @@ class Buffer(V1Surface):
         return {**self._engine.stats, **arena, "through_host": int(through_host)}
 
     def network_counters(self) -> list[dict[str, int]]:
-        """Count what this rank's software NICs have sent.
+        """Return counts of what this rank's software NICs have sent.
 
         Returns
         -------
         list of dict
-            By peer: `writes` and `atomics`, the requests of each kind; `bytes` of rows and messages; `doorbells`. Empty
-            where there are no such NICs.
+            One entry for each peer: `writes` and `atomics`, the number of requests of each kind; `bytes` of rows and
+            messages; `doorbells`. Empty if there are no software NICs.
         """
         self._engine.check_usable()
         names = ("writes", "atomics", "bytes", "doorbells")
         return [{name: getattr(peer, name) for name in names} for peer in self._engine.runtime.network_counters]
 
     def network_trace(self) -> list[dict[str, int]]:
-        """Return every request of this rank's software NICs, if they were made with `NicOptions(traced=True)`.
+        """Return every request of this rank's software NICs, if they were created with `NicOptions(traced=True)`.
 
         Returns
         -------
@@ -564,12 +572,12 @@ class Buffer(V1Surface):
         return [{name: getattr(message, name) for name in names} for message in self._engine.runtime.network_trace]
 
     def check(self) -> None:
-        """Raise what an operation of this Buffer has failed of that no call has raised yet, replays of graphs included.
+        """Raise the failure of an earlier operation, including graph replays, that no call has raised yet.
 
-        On a GPU calls return before their kernels have ended, so a result is valid only once a check has passed that
-        was made after the kernels' end: this one, or the one with which every dispatch, combine and layout begins. A
-        program that only replays graphs makes it itself, after each wait for the device: ``torch.cuda.synchronize();
-        buffer.check()``. It costs a few loads from host memory and waits for nothing.
+        On a GPU, calls return before their kernels have ended, so a result is valid only once a check made after the
+        kernels' end has passed: this one, or the one with which every dispatch, combine and layout begins. A program
+        that only replays graphs calls this itself, after each wait for the device: ``torch.cuda.synchronize();
+        buffer.check()``. It costs a few loads from host memory and never waits.
 
         Raises
         ------
@@ -579,76 +587,80 @@ class Buffer(V1Surface):
         self._engine.check_usable()
 
     def abort(self) -> None:
-        """Tell every rank that this one has failed: their calls on this Buffer raise at once."""
+        """Notify every rank that this one has failed; their calls on this Buffer then raise at once."""
         self._engine.check_process()
         self._engine.break_off("the Buffer was aborted")
 
     def recover(self, mask: Iterable[int] = (), timeout: float | None = None) -> None:
-        """Make the Buffer usable again after a failure, with all ranks or without some.
+        """Make the Buffer usable again after a failure, with all ranks or only some of them.
 
-        Collective among the ranks left, and a barrier: each calls it with the same `mask`, whether it has raised or
-        not; one that has not lets the others know. It needs no process group. Calls then behave as if the ranks left
-        out had no tokens and their experts were chosen by none: rows for them are dropped, and `combine` sums over the
-        others. They stay in all shapes, and cannot come back. Handles from before can no longer be used, and what
-        calls have returned that no check (see `check`) has covered is void: where this rank has raised nothing, a
-        warning says what has failed.
+        Collective among the remaining ranks, and a barrier: each calls it with the same `mask`, whether it has raised
+        or not; a rank that has not raised notifies the others. No process group is needed. Later calls behave as if the
+        ranks left out had no tokens and no token had chosen their experts: rows for them are dropped, and `combine`
+        sums over the others. Those ranks keep their place in all shapes and cannot come back. Handles from before the
+        recovery can no longer be used, and results that no check (see `check`) has covered are void: if this rank has
+        raised nothing, a warning says what failed.
 
         Parameters
         ----------
         mask : iterable of int
-            Ranks to leave out, besides those left out before. Their processes have ended, or their Buffers are
-            destroyed. With two hops each passes on the rows of others, which another rank of its node takes over: of
-            each node at most half of the ranks, or all; with `Link.rails` all or none.
+            Ranks to leave out, in addition to those left out before. Their processes must have ended, or their Buffers
+            must have been destroyed. With two hops, each rank forwards rows of others, which another rank of its node
+            must take over; therefore at most half of the ranks of a node may be left out, or all of them; with
+            `Link.rails`, all or none.
         timeout : float, optional
-            Seconds to wait for the other ranks. Default: the Buffer's.
+            Seconds to wait for the other ranks. Default: the Buffer's `timeout`.
 
         Raises
         ------
         DeepEPError
-            If masks differ, a rank is gone that no mask names, or one does not come in time; a rank to be left out that
-            is still there. The Buffer stays broken, on all ranks, and may be tried again.
+            The masks differ, a rank that no mask names has failed, a rank did not arrive in time, or a rank to be left
+            out is still alive. The Buffer stays broken on all ranks; `recover` may be called again.
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         """
         if self._engine.is_symmetric:
             raise DeepEPError(
-                f"rank {self.rank}: a Buffer with heap='nvshmem' does not recover, NVSHMEM's queue pairs cannot be "
-                "made anew: make another Buffer, in new processes where a queue pair has failed"
+                f"rank {self.rank}: a Buffer with heap='nvshmem' does not recover, since NVSHMEM's queue pairs cannot "
+                "be recreated: make another Buffer, in new processes if a queue pair has failed"
             )
         seconds = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         left_out = mask_of(mask, self.rank, self.group_size)
-        if not self._engine.masks_ranks:  # then there are no calls of normal mode
+        if not self._engine.masks_ranks:  # otherwise there are no normal-mode calls
             self._engine.topology.check_mask(left_out | self._engine.mask)
         self._engine.recover(left_out, seconds)
 
     def lost_ranks(self) -> list[int]:
-        """Return the ranks whose processes have ended, or whose Buffers are destroyed, as far as is known here."""
+        """Return the ranks whose processes have ended or whose Buffers are destroyed, as far as this rank knows."""
         return self._engine.lost_ranks()
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
-        """Give the waits of the calls begun in the body another bound than the Buffer's.
+        """Use another timeout than the Buffer's for the waits of calls that are begun in the body.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         """
         with self._engine.timeout_of(arguments.seconds("seconds", seconds)):
             yield
 
     def _check_normal(self, name: str) -> None:
         if self.enable_shrink:
-            raise ValueError(f"{name}: expected a Buffer with enable_shrink=False, such calls mask no ranks")
+            raise ValueError(
+                f"{name}: expected a Buffer with enable_shrink=False, since normal-mode calls mask no ranks"
+            )
         self._engine.check_usable()
 
     def destroy(self) -> None:
-        """Give back what the Buffer holds, the process group too. Not collective; outputs live on. Nothing in a forked
-        child: it is its parent's.
+        """Release everything that the Buffer holds, including the process group. Not collective; outputs stay valid.
+
+        In a forked child this does nothing, since the Buffer belongs to the parent.
         """
         self._engine.destroy()
         if self._engine.destroyed:
-            self.group = None  # one that outlives `destroy_process_group` may end the process badly
+            self.group = None  # a group that outlives `destroy_process_group` may crash the process at exit
 
     def __enter__(self) -> Buffer:
         return self
@@ -656,7 +668,7 @@ class Buffer(V1Surface):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Destroy the Buffer; after an exception, tell the other ranks first."""
+        """Destroy the Buffer; after an exception, notify the other ranks first."""
         if kind is not None:
             self._engine.break_off("the Buffer was aborted")
         self.destroy()

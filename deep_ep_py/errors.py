@@ -1,35 +1,35 @@
-"""What the library raises besides `ValueError` and `TypeError` for bad arguments."""
+"""Exceptions that the library raises, besides `ValueError` and `TypeError` for bad arguments."""
 
 from __future__ import annotations
 
 
 class DeepEPError(RuntimeError):
-    """An operation failed, or a Buffer is used after one did.
+    """Failure of an operation, or use of a Buffer after such a failure.
 
     Attributes
     ----------
     told_by : int or None
-        The rank that failed first and told this one, where that is why.
+        The rank that failed first and notified this one, if that is the cause.
     """
 
     told_by: int | None = None
 
 
 class DeepEPTimeout(DeepEPError):
-    """A bounded wait inside a kernel ran out.
+    """Timeout of a bounded wait inside a kernel.
 
     Attributes
     ----------
     rank : int
         The rank that waited.
     kernel : str
-        The call it was in: "dispatch" or "combine".
+        The call that was waiting: "dispatch" or "combine".
     phase : str
         What it waited for.
     peer : int
-        The rank that should have ended the wait, -1 where it was none.
+        The rank that should have ended the wait, or -1 if it was not a particular rank.
     expected, seen : int
-        Signals that would have ended the wait, counted since the Buffer was made, and signals that have come.
+        Signals that would have ended the wait, counted since the Buffer was made, and signals that have arrived.
     compiling : list of int
         Ranks that were still compiling their kernels.
     """
@@ -56,19 +56,19 @@ class DeepEPTimeout(DeepEPError):
 
 
 class CudaError(RuntimeError):
-    """There is no GPU or no driver, or the driver refused something: the message says what, and the driver's text."""
+    """Missing GPU or driver, or a call that the driver refused; the message names it and quotes the driver."""
 
 
 class DeadlockError(RuntimeError):
-    """Nothing in a world of rank threads could ever run again; the message lists what each thread waits for."""
+    """Deadlock in a world of rank threads; the message lists what each thread waits for."""
 
 
 class SimtError(RuntimeError):
-    """A kernel broke a rule of the SIMT machine on the CPU; the message names rule and line."""
+    """Violation of a rule of the SIMT machine on the CPU by a kernel; the message names the rule and the line."""
 
 
 class PeerFailed(RuntimeError):
-    """A collective of a `ThreadGroup` can never complete, because another rank's function has raised.
+    """A collective of a `ThreadGroup` that can never complete because another rank's function has raised.
 
     Attributes
     ----------

@@ -1,13 +1,13 @@
-"""Builds, tests, checks and times the library on a machine with a GPU, with what is installed there, and reports.
+"""Build, test, check and time the library on a machine with a GPU, using the packages installed there, and report.
 
-`make gpu-check` does all of it, within 9 minutes; `make gpu-check ARGS=--quick` less, within 3: steps for which no time
-is left are skipped, and the report says so;
-`python scripts/gpu_check.py --only tests --only benchmark` these steps alone.
+`make gpu-check` runs all steps within 9 minutes; `make gpu-check ARGS=--quick` runs fewer, within 3 minutes. Steps for
+which no time is left are skipped, and the report says so.
+`python scripts/gpu_check.py --only tests --only benchmark` runs only the named steps.
 
-It begins with a canary that finds out in 5 seconds what nothing documents of this GPU and its driver, and by which kind
-of launch the ranks that share it in the other steps run side by side. Every step has a time limit, and one that fails
-does not keep the next from running. The report is a table here and OUT/report.json; each step's own output is
-OUT/<step>.log.
+The first step is a canary: in 5 seconds it determines the undocumented behavior of this GPU and its driver, and which
+kind of launch lets ranks that share the GPU run side by side in the other steps. Every step has a time limit, and a
+failed step does not keep the next from running. The report is printed as a table and written to OUT/report.json; the
+output of each step is in OUT/<step>.log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEEDED = ("click", "rich", "torch", "pybind11", "pytest", "pytest_timeout", "hyp
 
 
 def lacking(names: tuple[str, ...]) -> list[str]:
-    """The packages that this Python has not."""
+    """Return the packages that this Python lacks."""
     return [
         name
         for name in names
@@ -40,16 +40,17 @@ def lacking(names: tuple[str, ...]) -> list[str]:
 
 
 if absent := lacking(NEEDED):
-    sys.exit(f"{sys.executable} lacks {', '.join(absent)}: pip install torch '.[test]', or PYTHON=... of another")
+    sys.exit(f"{sys.executable} lacks {', '.join(absent)}: pip install torch '.[test]', or set PYTHON=... to another")
 
-import click  # noqa: E402 - what follows is there
+import click  # noqa: E402 - only once the packages are known to exist
 from rich import box  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25
-# With 1, 2 and 4 ranks, and in rounds: of tests/support/cases.py, and for low-latency mode of low_latency_gpu.py there.
+# Cases with 1, 2 and 4 ranks, and in rounds, from tests/support/cases.py; those of low-latency mode are from
+# low_latency_gpu.py there.
 SANITIZED_CASES = (
     *("one_rank_alone", "two_ranks", "uniform", "rounds_of_few_rows"),
     *("low_latency_one_rank", "low_latency_two_ranks", "low_latency_several_units"),
@@ -57,7 +58,7 @@ SANITIZED_CASES = (
 SANITIZED_QUICKLY = ("one_rank_alone", "two_ranks", "low_latency_two_ranks")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SIZES, LARGEST = "--tokens=128,1024,4096", "--tokens=4096"
-# The benchmark's options, and what the environment chooses.
+# The options of each benchmark, and its environment variables.
 BENCHMARKS: dict[str, tuple[list[str], dict[str, str]]] = {
     "benchmark": (["--num-sms=16", SIZES], {}),
     "low_latency_benchmark": (["--mode=low-latency", "--dtype=fp8", "--tokens=128"], {}),
@@ -66,14 +67,14 @@ BENCHMARKS: dict[str, tuple[list[str], dict[str, str]]] = {
     "pushed_combine": (["--num-sms=16", LARGEST], {"DEEP_EP_COMBINE": "push"}),
 }
 LAUNCH_VARIABLE = "DEEP_EP_LAUNCH"
-# Queues for ranks that share the GPU: of use only where they are set before a process begins.
+# Hardware queues for ranks that share the GPU: effective only if set before a process starts.
 FOR_ALL = {"PYTHONUNBUFFERED": "1", "DEEP_EP_REQUIRE_GPU": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-MEASURED = (*BENCHMARKS, "canary", "posting", "rates")  # what writes a JSON of its own
+MEASURED = (*BENCHMARKS, "canary", "posting", "rates")  # steps that write their own JSON file
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command that passes or fails, with the most seconds it may take."""
+    """A command that passes or fails, with its time limit in seconds."""
 
     name: str
     command: list[str]
@@ -85,7 +86,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What came of a step."""
+    """The outcome of a step."""
 
     name: str
     result: str  # passed, failed, too slow, skipped
@@ -94,7 +95,7 @@ class Outcome:
 
 
 def steps(out: Path, quick: bool) -> list[Step]:
-    """The steps in their order; what depends on nothing but the build comes in the order of its use."""
+    """Return the steps in order; those that depend only on the build are in order of usefulness."""
     python = sys.executable
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     pytest = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts="]
@@ -106,7 +107,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
     posting = [python, "-m", "deep_ep_py", "bench-posting", f"--json={out / 'posting.json'}"]
     found = [
         Step("build", [python, "setup.py", "--quiet", "build_ext", "--inplace"], 120),
-        # Which launches the others make follows from it.
+        # Its result determines the kind of launch of the other steps.
         Step("canary", [python, "-m", "deep_ep_py", "canary", f"--json={out / 'canary.json'}"], 70),
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
         Step("tests", tests, 60 if quick else 150, shares=True),
@@ -118,9 +119,9 @@ def steps(out: Path, quick: bool) -> list[Step]:
         limit = 120 if SIZES in options else 60
         found.append(Step(name, [*bench, *options, *files], limit, environment=environment, shares=True))
     found.append(Step("posting", posting, 30))
-    # Not kept: a Buffer on such a GPU would then choose its blocks by it.
+    # A dry run: if the rates were kept, a Buffer on such a GPU would choose its number of blocks by them.
     found.append(Step("rates", [python, "-m", "deep_ep_py", "rates", "--dry-run", f"--json={out / 'rates.json'}"], 40))
-    # A sanitizer may let no two kernels run side by side, so the ranks of a case go to the GPU in one launch.
+    # A sanitizer may serialize kernels, so all ranks of a case go to the GPU in one launch.
     for tool in SANITIZERS[: 1 if quick else None]:
         command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10"]
         command += [python, "tests/workers/gpu_case.py", *(SANITIZED_QUICKLY if quick else SANITIZED_CASES)]
@@ -129,7 +130,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
 
 
 def run(step: Step, out: Path, console: Console) -> Outcome:
-    """Runs a step; its output goes to a file, the end of a failed one's also to the console."""
+    """Run a step; its output goes to a file, and if it fails, the end of the output also goes to the console."""
     console.rule(f"[bold]{step.name}")
     if step.needs is not None and shutil.which(step.needs) is None:
         console.print(f"[yellow]skipped: there is no {step.needs}")
@@ -145,9 +146,9 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
             code = process.wait(step.seconds)
             result, note = ("passed", "") if code == 0 else ("failed", f"exit code {code}")
         except subprocess.TimeoutExpired:
-            result, note = "too slow", f"not done after {step.seconds} s"
+            result, note = "too slow", f"unfinished after {step.seconds} s"
         finally:
-            with suppress(ProcessLookupError):  # with all that it has started: it would go on using the GPU
+            with suppress(ProcessLookupError):  # and all its children, which would keep using the GPU
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     lines = log.read_text(errors="replace").splitlines()
@@ -158,7 +159,7 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
 
 
 def describe() -> dict[str, Any]:
-    """What it ran on."""
+    """Describe the machine."""
     import torch
 
     found: dict[str, Any] = {
@@ -178,7 +179,7 @@ def describe() -> dict[str, Any]:
 
 
 def as_table(outcomes: list[Outcome]) -> Table:
-    """The report for people."""
+    """Return the report as a table."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("step")
     table.add_column("result")
@@ -192,18 +193,18 @@ def as_table(outcomes: list[Outcome]) -> Table:
 
 
 def launches_by(kind: str | None) -> dict[str, str]:
-    """The environment that makes launches of the kind that the canary has found to work, unless it says one already."""
+    """Return the variable that selects the kind of launch the canary found to work, unless it is already set."""
     return {} if kind is None or LAUNCH_VARIABLE in os.environ else {LAUNCH_VARIABLE: kind}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
 @click.option("--quick", is_flag=True, help="Within 3 minutes.")
-@click.option("--only", multiple=True, metavar="STEP", help="This step alone; repeatable.")
+@click.option("--only", multiple=True, metavar="STEP", help="Run only this step; repeatable.")
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/gpu_check"), show_default=True
 )
 def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
-    """Run the steps and report; the exit code is 1 where one has not passed."""
+    """Run the steps and report; the exit code is 1 if a step has not passed."""
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     chosen = steps(out, quick)
@@ -218,7 +219,7 @@ def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
         raise click.ClickException("there is no GPU here, or no nvidia-smi to say so")
     deadline = time.monotonic() + (180 if quick else 540)
     for name in MEASURED:
-        (out / f"{name}.json").unlink(missing_ok=True)  # of an earlier run
+        (out / f"{name}.json").unlink(missing_ok=True)  # from an earlier run
     outcomes: list[Outcome] = []
 
     def measured(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Checks each synchronization idiom of csrc/ against the PTX memory model, and that its parts are all needed.
+"""Check each synchronization idiom of csrc/ against the PTX memory model, and that all of its parts are needed.
 
 python scripts/litmus.py
 """
@@ -20,12 +20,12 @@ from litmus.program import Litmus, Program  # noqa: E402
 
 
 def happens(litmus: Litmus, program: Program, program_order_is_causal: bool) -> bool:
-    """Whether some execution ends in what must never be."""
+    """Return whether some execution ends in a forbidden state."""
     return any(litmus.never(outcome) for outcome in Executions(program, program_order_is_causal).outcomes())
 
 
 def main() -> int:
-    """Print a table; 1 where an idiom does not hold, or holds without one of its parts."""
+    """Print a table; return 1 if an idiom does not hold, or holds without one of its parts."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     began, bad = time.monotonic(), 0
     table = Table(box=box.SIMPLE_HEAD)
@@ -35,7 +35,7 @@ def main() -> int:
         holds = not happens(litmus, litmus.program, False)
         needed = {wrong: happens(litmus, program, True) for wrong, program in litmus.broken.items()}
         bad += (not holds) + list(needed.values()).count(False)
-        parts = [wrong if fails else f"[red]{wrong}: holds all the same[/]" for wrong, fails in needed.items()]
+        parts = [wrong if fails else f"[red]{wrong}: still holds[/]" for wrong, fails in needed.items()]
         table.add_row(litmus.name, litmus.what, "[green]holds" if holds else "[red]FAILS", "; ".join(parts))
     console.print(table)
     console.print(f"{len(LITMUS)} idioms in {time.monotonic() - began:.1f} s" + (f", {bad} wrong" if bad else ""))

@@ -1,4 +1,4 @@
-"""Runs a command and measures its time and the memory of all its processes together."""
+"""Run a command and measure its time and the total memory of its processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SAMPLE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What one command cost."""
+    """The cost of one command."""
 
-    exit_code: int  # 128 + n for a death by signal n
+    exit_code: int  # 128 + n if killed by signal n
     seconds: float
     peak_bytes: int
 
@@ -31,14 +31,14 @@ def _children() -> dict[int, list[int]]:
         if folder.name.isdigit():
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 continue
             children[int(fields[1])].append(int(folder.name))
     return children
 
 
 def _proportional_bytes(pid: int) -> int:
-    """The process's memory, each shared page divided by the number of processes that share it."""
+    """Return the memory of the process; each shared page is divided by the number of processes that share it."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -49,7 +49,7 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def tree_bytes(root: int) -> int:
-    """The memory of a process and all its descendants."""
+    """Return the memory of a process and all its descendants."""
     children = _children()
     pending, total = [root], 0
     while pending:
@@ -62,9 +62,9 @@ def tree_bytes(root: int) -> int:
 def run(
     command: Sequence[str], cwd: Path, environment: Mapping[str, str] | None = None, log: Path | None = None
 ) -> Measured:
-    """Runs `command` with `environment` added to this process's own, and its output sent to `log` if there is one.
+    """Run `command` with `environment` added to the environment of this process, and its output sent to `log` if given.
 
-    The peak is that of the whole tree, sampled, or of its largest single process, exact, whichever is larger.
+    The peak is the larger of the sampled total of the process tree and the exact peak of its largest process.
     """
     started = time.monotonic()
     with log.open("wb") if log else contextlib.nullcontext() as output:

@@ -1,4 +1,4 @@
-"""Checks the rules of docs/PROTOCOL.md in models, and prints what goes wrong without each, in as few steps as can be.
+"""Check the rules of docs/PROTOCOL.md in models, and print the shortest failure that occurs without each rule.
 
 python scripts/models.py
 """
@@ -18,7 +18,7 @@ from models.explore import explore, name_of  # noqa: E402
 
 
 def main() -> int:
-    """Print each rule's shortest counterexample; 1 where a model does not hold, or one is not what it should be."""
+    """Print the shortest counterexample of each rule; return 1 if a model or a counterexample is not as expected."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
     began, bad = time.monotonic(), 0
     for case in CASES:
@@ -29,7 +29,7 @@ def main() -> int:
         expected = len(found) == case.steps + 1 and re.search(case.wrong, found[-1]) is not None
         bad += not expected
         console.print(
-            f"      {found[-1]}{'' if expected else ': not what was expected'}\n", style="" if expected else "red"
+            f"      {found[-1]}{'' if expected else ': not the expected one'}\n", style="" if expected else "red"
         )
     for model in MODELS:
         if found := explore(model):

@@ -1,13 +1,13 @@
-"""Plants each bug of tests/mutants in a copy of the sources and runs what must catch it.
+"""Plant each bug of tests/mutants in a copy of the sources and run the scenarios that must catch it.
 
-    python scripts/mutants.py                 all of them; the last line says how many were caught
-    python scripts/mutants.py --only ibgda    those whose name contains that
-    python scripts/mutants.py --build tsan    those that this build catches; several: repeat it
-    python scripts/mutants.py --few           of each file the first
-    python scripts/mutants.py --silent        of those that only races show, also that no value is wrong without them
+    python scripts/mutants.py                 all bugs; the last line says how many were caught
+    python scripts/mutants.py --only ibgda    bugs whose name contains this text
+    python scripts/mutants.py --build tsan    bugs that this build catches; repeatable
+    python scripts/mutants.py --few           only the first bug of each file
+    python scripts/mutants.py --silent        for bugs that only show as races, also check that all values are right
 
-What catches a bug must pass with the sources as they are. Only objects that the changed file goes into are compiled
-again.
+A scenario that catches a bug must pass with the unmodified sources. Only objects that depend on the changed file are
+recompiled.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ SCENARIOS = (
     *TWO_HOPS,
 )
 SEEDS = {"fast": 24, "exact": 24, "tsan": 60}
-SILENT_SEEDS = range(1, 5)  # with each of which a silent bug leaves the values right
+SILENT_SEEDS = range(1, 5)  # with each of these, a silent bug must leave the values right
 RUN_SECONDS = 20
-# Speed of the compiler before speed of the code: each program runs for milliseconds.
+# Compile time matters more than the speed of the code: each program runs for milliseconds.
 QUICK = ["-O1", "-g0", "-w"]
 CODES = {3: "wrong values", 4: "broken rule", 5: "deadlock", 66: "race", -6: "abort", -7: "bus error", -11: "crash"}
 NO_END = "no end"
@@ -74,7 +74,7 @@ NO_END = "no end"
 
 @dataclass
 class Outcome:
-    """What came of a mutant."""
+    """The outcome of a mutant."""
 
     mutant: Mutant
     caught: bool
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def run(program: Path, variant: native_build.Variant, scenario: str, seed: int) -> str:
-    """Run one scenario; what has gone wrong, or nothing."""
+    """Run one scenario; return what went wrong, or an empty string."""
     environment = {**sanitizers.environment(variant), "LD_PRELOAD": "", "ASAN_OPTIONS": ""}
     if "TSAN_OPTIONS" in environment:
         environment["TSAN_OPTIONS"] += ":atexit_sleep_ms=0"
@@ -102,7 +102,7 @@ def run(program: Path, variant: native_build.Variant, scenario: str, seed: int) 
 
 @cache
 def clean_program(name: str) -> Path:
-    """The program of the sources as they are, in a build."""
+    """Return the program of the unmodified sources in a build."""
     variant = native_build.VARIANTS[name]
     target = native_build.objects_folder(variant) / "tests" / "protocol"
     native_build.build_program(variant, PROGRAM, target)
@@ -110,14 +110,14 @@ def clean_program(name: str) -> Path:
 
 
 def plant(mutant: Mutant, folder: Path) -> None:
-    """Make a copy of the sources with the bug in it; raises ValueError where its text is not there, or not once."""
+    """Copy the sources and plant the bug; raise ValueError unless the text to replace occurs exactly once."""
     for part in ("csrc", "tests/native"):
         shutil.copytree(ROOT / part, folder / part)
     path = folder / "csrc" / mutant.file
     text = path.read_text()
     for before, after in mutant.changes:
         if text.count(before) != 1:
-            raise ValueError(f"{mutant.file} has {text.count(before)} times, expected once: {before!r}")
+            raise ValueError(f"{mutant.file}: found {text.count(before)} times, expected once: {before!r}")
         text = text.replace(before, after)
     path.write_text(text)
 
@@ -128,14 +128,14 @@ def flags_of(variant: native_build.Variant, source: Path) -> list[str]:
 
 @cache
 def precompiled(name: str) -> list[str]:
-    """What makes a compilation with the flags of most sources begin behind the standard headers."""
+    """Return the arguments that let a compilation with the usual flags use the precompiled standard headers."""
     variant = native_build.VARIANTS[name]
     compiler, _ = native_build.find_compiler(variant, program=True)
     return native_build.precompiled(variant, compiler, flags_of(variant, PROGRAM[0]), native_build.STANDARD_HEADERS)
 
 
 def build(mutant: Mutant, name: str, folder: Path) -> Path:
-    """Compile what the changed file goes into and link it with the rest of the clean program."""
+    """Compile the sources that depend on the changed file and link them with the rest of the clean program."""
     clean_program(name)
     variant = native_build.VARIANTS[name]
     compiler, link_flags = native_build.find_compiler(variant, program=True)
@@ -162,7 +162,7 @@ def build(mutant: Mutant, name: str, folder: Path) -> Path:
 
 
 def try_mutant(mutant: Mutant, silent: bool) -> Outcome:
-    """Plant, compile, run; `silent`: also see that a silent one leaves all values right."""
+    """Plant, compile, run; with `silent`, also check that a silent bug leaves all values right."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant.") as place:
         folder = Path(place)
@@ -188,7 +188,7 @@ def _caught_by(mutant: Mutant, program: Path) -> str:
             if wrong:
                 found = f"{mutant.build}, {scenario}, seed {seed}: {wrong}"
                 if run(clean_program(mutant.build), variant, scenario, seed):
-                    raise ValueError(f"{found}, and so without the bug")
+                    raise ValueError(f"{found}, also without the bug")
                 return found
     return ""
 
@@ -199,12 +199,12 @@ def _not_silent(program: Path) -> str:
         for seed in SILENT_SEEDS:
             wrong = run(program, variant, scenario, seed)
             if wrong:
-                return f"said to be silent, but the fast build finds {wrong} in {scenario}, seed {seed}"
+                return f"declared silent, but the fast build finds {wrong} in {scenario}, seed {seed}"
     return ""
 
 
 def as_table(outcomes: list[Outcome]) -> Table:
-    """For people."""
+    """Return the outcomes as a table."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("bug", "file", "caught by", "s"):
         table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
@@ -215,21 +215,21 @@ def as_table(outcomes: list[Outcome]) -> Table:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
-@click.option("--only", metavar="TEXT", default="", help="Those whose name contains this.")
-@click.option("--build", "builds", multiple=True, type=click.Choice(list(SEEDS)), help="Those that this build catches.")
-@click.option("--few", is_flag=True, help="The first of each file among them.")
-@click.option("--silent", is_flag=True, help="Also see that silent ones leave the fast build's values right.")
+@click.option("--only", metavar="TEXT", default="", help="Only those whose name contains this.")
+@click.option("--build", "builds", multiple=True, type=click.Choice(list(SEEDS)), help="Only those for this build.")
+@click.option("--few", is_flag=True, help="Only the first bug of each file.")
+@click.option("--silent", is_flag=True, help="Also check that silent bugs leave the values of the fast build right.")
 def main(only: str, builds: tuple[str, ...], few: bool, silent: bool) -> None:
-    """Try them, and exit with 1 where one is not caught."""
+    """Try the bugs; the exit code is 1 if one is not caught."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     chosen = [mutant for mutant in MUTANTS if only in mutant.name and mutant.build in (builds or SEEDS)]
     if few:
         chosen = list({mutant.file: mutant for mutant in reversed(chosen)}.values())[::-1]
     if not chosen:
-        raise click.UsageError(f"--only {only}: no bug of that name")
+        raise click.UsageError(f"--only {only}: no bug has such a name")
     began = time.monotonic()
     needed = dict.fromkeys([*(mutant.build for mutant in chosen), *(["fast"] if silent else [])])
-    for name in needed:  # before there are several threads
+    for name in needed:  # before other threads are started
         clean_program(name)
         precompiled(name)
     console.print(f"the program is built in {', '.join(needed)} ({time.monotonic() - began:.0f} s)")

@@ -1,8 +1,8 @@
-"""Compiles the C++ extension in its variants, by g++ (or clang++) alone. Used by setup.py and by scripts/run_tests.py.
+"""Compile the variants of the C++ extension with nothing but g++ or clang++. Used by setup.py and scripts/run_tests.py.
 
-Objects are rebuilt when their source, a header they include (compiler depfiles) or their command line changed. Headers
-that most sources include are compiled once for many. Results are renamed into place, so a process that has the old
-extension loaded keeps it, and a lock per variant lets builds overlap.
+An object is rebuilt when its source, a header it includes (compiler depfiles) or its command line has changed. Headers
+that most sources include are precompiled. Results are renamed into place, so that a process that has loaded the old
+extension keeps it. A lock per variant makes concurrent builds safe.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOT = ROOT / "csrc"
 
 COMMON_FLAGS = (
-    # Kernels view rows as 16-byte vectors whatever their element type is; CUDA compilers allow that, so must this.
+    # Kernels access rows as 16-byte vectors whatever the element type; CUDA compilers allow that, so this one must too.
     "-fno-strict-aliasing",
-    # The order and rounding of sums is the same for every instruction set, and on GPUs.
+    # Order and rounding of sums must be the same for every instruction set and on GPUs.
     "-ffp-contract=off",
     "-std=c++20",
     "-fPIC",
@@ -43,25 +43,25 @@ COMMON_FLAGS = (
     "-Wall",
     "-Wextra",
     "-Werror",
-    # The same sources carry `#pragma unroll` for NVRTC.
+    # The sources contain `#pragma unroll` for NVRTC.
     "-Wno-unknown-pragmas",
 )
-# 32 lanes, and copies made lane by lane so that every schedule of a copy can be seen.
+# 32 lanes, and copies made lane by lane so that every schedule of a copy can occur.
 EXACT_DEFINES = ("-DDEEP_EP_WARP=32", "-DDEEP_EP_COPY_PER_LANE=1")
-# 4 lanes: ThreadSanitizer tells some 250 threads apart. With more it gives their places to others in turn and forgets
-# what they did: of 384 fibers it missed a barrier that had been taken out.
+# 4 lanes: ThreadSanitizer distinguishes about 250 threads. Beyond that it reuses their slots and forgets their
+# accesses: with 384 fibers it missed a barrier that had been removed.
 TSAN_DEFINES = ("-DDEEP_EP_WARP=4", "-DDEEP_EP_COPY_PER_LANE=1", "-DDEEP_EP_TSAN=1")
-# vptr needs type information that hidden visibility and pybind11's own checks do not give.
+# vptr needs type information that is missing with hidden visibility and in pybind11's own checks.
 ASAN_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
-# Bindings are pybind11's templates for the most part: half the time of a build, no loop to make faster, and nothing
-# that a checked build checks.
+# Bindings are mostly pybind11 templates: half of the build time, with no loops to optimize and nothing that a checked
+# build checks.
 BINDINGS_FLAGS = ("-O1",)
 CHECKED_BINDINGS_FLAGS = ("-O0", "-g1", "-fno-sanitize=undefined")
-# ThreadSanitizer does not look at accesses of more than 16 bytes, and would miss what became one.
+# ThreadSanitizer ignores accesses of more than 16 bytes, so vectorization could hide races from it.
 TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")
-# The executor switches the sanitizer's fibers itself, which instrumented code cannot do.
+# The executor switches the sanitizer's fibers, which instrumented code cannot do.
 TSAN_UNINSTRUMENTED = "cpu/executor"
-# Half of the time that a small source takes goes into these.
+# These take half of the compile time of a small source.
 STANDARD_HEADERS = (
     *("algorithm", "any", "array", "atomic", "chrono", "condition_variable", "cstdint", "cstring", "deque"),
     *("functional", "map", "memory", "mutex", "optional", "random", "set", "sstream", "stdexcept", "string"),
@@ -70,7 +70,7 @@ STANDARD_HEADERS = (
 BINDINGS_HEADERS = ("pybind11/pybind11.h", "pybind11/functional.h", "pybind11/stl.h")
 LIBFABRIC_HEADER = "rdma/fabric.h"
 WITH_LIBFABRIC, WITHOUT_LIBFABRIC = "host/network/proxy/with_libfabric", "host/network/proxy/without_libfabric"
-PRECOMPILED_FOR = 4  # sources with the same flags; for fewer the headers take longer than they save
+PRECOMPILED_FOR = 4  # sources with the same flags; for fewer, precompiling costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ VARIANTS = {
         Variant(
             "asan",
             ("-O1", "-g1", *EXACT_DEFINES, *ASAN_FLAGS),
-            # Sanitized code confuses that warning: it finds some in pybind11.
+            # Sanitizers cause false positives of this warning in pybind11.
             bindings_flags=(*CHECKED_BINDINGS_FLAGS, "-Wno-maybe-uninitialized"),
             link_flags=ASAN_FLAGS,
         ),
@@ -114,18 +114,18 @@ VARIANTS = {
 
 
 def variants_from_env() -> list[Variant]:
-    """The variants that `DEEP_EP_BUILDS` asks for: names with commas between them, "all" or "none"; default "fast"."""
+    """Return the variants that `DEEP_EP_BUILDS` names: a comma-separated list, "all" or "none"; "fast" by default."""
     text = os.environ.get("DEEP_EP_BUILDS", "") or "fast"
     sets = {"all": list(VARIANTS), "none": []}
     names = sets[text] if text in sets else [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in VARIANTS]
     if unknown:
-        raise BuildError(f"DEEP_EP_BUILDS names {unknown}, which is not among {list(VARIANTS)}")
+        raise BuildError(f"DEEP_EP_BUILDS names {unknown}: expected some of {list(VARIANTS)}")
     return [VARIANTS[name] for name in dict.fromkeys(names)]
 
 
 def find_clang() -> Clang:
-    """The clang++ of the ThreadSanitizer build; raises BuildError with advice if there is none."""
+    """Return the clang++ of the ThreadSanitizer build; raise BuildError with advice if there is none."""
     clang = toolchain.find_clang(ROOT / "build")
     if clang is None:
         raise BuildError(toolchain.NO_CLANG)
@@ -133,7 +133,7 @@ def find_clang() -> Clang:
 
 
 def find_compiler(variant: Variant, program: bool = False) -> tuple[list[str], tuple[str, ...]]:
-    """The command that compiles the variant and links modules (or programs) of it, and the flags of that link."""
+    """Return the command that compiles and links the variant, and the link flags of a module or program."""
     if not variant.clang:
         return toolchain.find_gcc(), variant.link_flags
     clang = find_clang()
@@ -150,10 +150,10 @@ def _has_libfabric(variant: Variant) -> bool:
 
 
 def library_sources(variant: Variant, bindings: bool) -> list[Path]:
-    """The sources of csrc/ that a build is made of, with those of the bindings or without.
+    """Return the sources of csrc/ for a build, with or without those of the bindings.
 
-    Which of the optional ones are among them is asked of the compiler at every build, so that one is stale whose
-    machine has got the headers since.
+    The compiler is asked at every build which optional sources can be included, so that a build becomes stale when the
+    machine has since got their headers.
     """
     left_out = [SOURCE_ROOT / (WITHOUT_LIBFABRIC if _has_libfabric(variant) else WITH_LIBFABRIC)]
     if not bindings:
@@ -163,7 +163,7 @@ def library_sources(variant: Variant, bindings: bool) -> list[Path]:
 
 
 def job_count() -> int:
-    """Compilers run at once: `DEEP_EP_JOBS`, else the cores this process may use, at most 8."""
+    """Return the number of parallel compilations: `DEEP_EP_JOBS`, or the cores this process may use, at most 8."""
     return int(os.environ.get("DEEP_EP_JOBS", "0")) or min(len(os.sched_getaffinity(0)), 8)
 
 
@@ -195,10 +195,10 @@ def _is_current(target: Path, command: list[str], inputs: list[Path] | None) -> 
 
 
 def _run(command: list[str], target: Path, more: Sequence[str] = ()) -> None:
-    """Runs `command` (which lacks `-o`), then moves its result to `target`, dated by the start of the run.
+    """Run `command`, which lacks `-o`, and move its result to `target` with the start of the run as its mtime.
 
-    The date is what makes an edit during the compilation count as newer. `more`: arguments that change how long it
-    takes and not what comes out.
+    This mtime makes an edit during the compilation count as newer. `more` holds arguments that affect the time that the
+    command takes but not its result.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     started = time.time_ns()
@@ -223,32 +223,32 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def objects_folder(variant: Variant) -> Path:
-    """Where the variant's intermediate files go."""
+    """Return the folder for the variant's intermediate files."""
     return ROOT / "build" / "native" / variant.name
 
 
 def _is_bindings(source: Path) -> bool:
-    """Whether a source may include Python.h: nothing in csrc/ but the bindings may."""
+    """Return whether a source may include Python.h: in csrc/ only the bindings may."""
     if source.is_relative_to(SOURCE_ROOT):
         return source.is_relative_to(SOURCE_ROOT / "python")
     return source.name == "module.cpp"
 
 
 def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
-    """The flags `source` is compiled with for `module`, whose name only bindings learn."""
+    """Return the flags to compile `source` for `module`, whose name only the bindings see."""
     flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
     if _is_bindings(source):
-        # pybind11 shares types and exception translators between modules of one ABI. Ours are for one module each:
-        # where the C++ library is linked into each of them (zig), no module can catch what another throws.
+        # pybind11 shares types and exception translators between modules of the same ABI. Ours must be private to each
+        # module: where the C++ library is linked into each of them (zig), no module can catch what another throws.
         abi = f'-DPYBIND11_BUILD_ABI="_{module}"'
         flags += [*variant.bindings_flags, f"-DDEEP_EP_MODULE={module}", abi, *_python_flags()]
     return flags
 
 
 def _compile(title: str, command: list[str], depfile: Path, output: Path, begin: Sequence[str] = ()) -> None:
-    """Runs a compilation, if need be. `begin`: see precompiled()."""
+    """Run a compilation if needed. For `begin`, see precompiled()."""
     command = [*command, "-MF", str(depfile)]
     inputs = _dependencies(depfile)
     if not _is_current(output, command, inputs and [ROOT / path for path in inputs]):
@@ -257,17 +257,17 @@ def _compile(title: str, command: list[str], depfile: Path, output: Path, begin:
 
 
 def precompiled(variant: Variant, compiler: list[str], flags: Sequence[str], headers: Sequence[str]) -> list[str]:
-    """Compiles headers, if need be; returns what makes a compilation with these flags begin behind them.
+    """Precompile headers if needed; return the arguments that make a compilation with these flags use them.
 
-    Nothing where the compiler cannot, or where it is called through another program: ccache keeps nothing of what
-    begins so unless it is told to.
+    Returns none if the compiler does not support this or is called through another program: by default, ccache does not
+    cache such compilations.
     """
     if Path(compiler[0]).name.startswith(("ccache", "sccache", "distcc", "python")):
         return []
     text = "".join(f"#include <{header}>\n" for header in headers)
     key = hashlib.sha256("\n".join([*compiler, *flags, text]).encode()).hexdigest()[:12]
     header = objects_folder(variant) / "headers" / f"{key}.h"
-    if not header.exists() or header.read_text() != text:  # its date counts
+    if not header.exists() or header.read_text() != text:  # its mtime matters
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_text(text)
     output, depfile = header.with_suffix(".h.pch" if variant.clang else ".h.gch"), header.with_suffix(".d")
@@ -280,7 +280,7 @@ def precompiled(variant: Variant, compiler: list[str], flags: Sequence[str], hea
 
 
 def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], module: str) -> list[Path]:
-    """Compiles what is not current, the largest source first, and returns all object files."""
+    """Compile stale objects, the largest source first, and return all object files."""
 
     def output_of(source: Path) -> Path:
         folder = module if _is_bindings(source) else ""
@@ -312,7 +312,7 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
 
 
 def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: Sequence[Path], target: Path) -> bool:
-    """Links, if need be, and returns whether it was needed."""
+    """Link if needed, and return whether it was needed."""
     command = [*command, "-pthread", *map(str, objects), *flags, "-ldl"]
     if _is_current(target, command, list(objects)):
         return False
@@ -322,9 +322,9 @@ def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: S
 
 
 def build_module(variant: Variant, sources: Sequence[Path], target: Path, link: Sequence[str] = ()) -> bool:
-    """Brings a shared library of `sources` up to date; returns whether anything had changed.
+    """Bring a shared library of `sources` up to date; return whether anything had changed.
 
-    `link`: more for the linker.
+    `link` holds additional linker arguments.
     """
     compiler, link_flags = find_compiler(variant)
     with _locked(objects_folder(variant) / ".lock"):
@@ -333,7 +333,7 @@ def build_module(variant: Variant, sources: Sequence[Path], target: Path, link: 
 
 
 def build_extension(variant: Variant, target: Path) -> bool:
-    """Brings `target`, the variant's extension module, up to date; returns whether anything had changed."""
+    """Bring `target`, the variant's extension module, up to date; return whether anything had changed."""
     linked = objects_folder(variant) / target.name
     changed = build_module(variant, library_sources(variant, bindings=True), linked)
     if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
@@ -345,7 +345,7 @@ def build_extension(variant: Variant, target: Path) -> bool:
 
 
 def build_program(variant: Variant, own: Sequence[Path], target: Path) -> None:
-    """Links sources with all of csrc/ but the bindings into a program. Not to be run with a preloaded runtime."""
+    """Link sources with all of csrc/ except the bindings into a program. Do not run it with a preloaded runtime."""
     compiler, link_flags = find_compiler(variant, program=True)
     with _locked(objects_folder(variant) / ".lock"):
         objects = _objects(variant, compiler, [*library_sources(variant, bindings=False), *own], "")

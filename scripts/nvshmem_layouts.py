@@ -1,12 +1,12 @@
-"""Asks a compiler where NVSHMEM's own headers put what csrc/wire/nvshmem.h reads, and keeps the answers.
+"""Ask a compiler for the offsets in NVSHMEM's headers of the fields that csrc/wire/nvshmem.h reads, and store them.
 
 python scripts/nvshmem_layouts.py                       writes tests/data/nvshmem/VERSION.json for all known versions
-python scripts/nvshmem_layouts.py --check 3.8.0         compares that of one instead
-python scripts/nvshmem_layouts.py --wheels DIR 3.9.0    of a wheel that is there already, and is kept there
+python scripts/nvshmem_layouts.py --check 3.8.0         compares the file of one version instead
+python scripts/nvshmem_layouts.py --wheels DIR 3.9.0    takes the wheel from DIR, or downloads it to DIR
 
-For each version it takes the wheel (pip downloads it), compiles a small program against the headers in it, and looks
-for the functions that this library calls in the host library. Golden files hold numbers, under the names that
-csrc/wire/nvshmem.h gives to fields: no text of NVSHMEM's is kept. It needs g++, nm, and rdma-core's headers.
+For each version, the script gets the wheel with pip, compiles a small program against its headers, and looks up the
+functions that this library calls in the host library. Golden files hold numbers under the field names of
+csrc/wire/nvshmem.h; no text of NVSHMEM is stored. The script needs g++, nm, and the headers of rdma-core.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INCLUDE = "nvidia/nvshmem/include"
 VERBS_HEADER = "infiniband/mlx5dv.h"
 VERSION_MACROS = tuple(f"NVSHMEM_VENDOR_{part}_VERSION" for part in ("MAJOR", "MINOR", "PATCH"))
 
-# By our names: their type, and for each of our fields their member.
+# By our names: the NVSHMEM type, and for each of our fields the NVSHMEM member.
 TABLES = {
     "DeviceState": (
         "nvshmemi_device_host_state_t",
@@ -91,7 +91,7 @@ TABLES = {
         },
     ),
     "CompletionQueue": ("nvshmemi_ibgda_device_cq_t", {"cqe": "cqe"}),
-    # Arguments of the host library's functions.
+    # Arguments of the functions of the host library.
     "UniqueId": ("nvshmemx_uniqueid_t", {"version": "version"}),
     "UniqueIdArguments": ("nvshmemx_uniqueid_args_t", {"id": "id", "pe": "myrank", "pes": "nranks"}),
     "InitArguments": (
@@ -126,7 +126,7 @@ VALUES = {
     "kMaxBlocks": "NVSHMEMI_IBGDA_MAX_QP_DEPTH",
     "kSlotBytes": "NVSHMEMI_IBGDA_IBUF_SLOT_SIZE",
 }
-# What came later than the oldest version; before, it must not be there.
+# The versions that introduced names missing from the oldest version; earlier versions must not have them.
 SINCE = {
     "DeviceState.transport": (3, 6),
     "IbgdaState.default_rcs_per_pe": (3, 5),
@@ -136,7 +136,7 @@ SINCE = {
     "kGpuNetIo": (3, 7),
     "nvshmemx_qp_create": (3, 5),
 }
-# The functions that this library calls, and what the stand-in for NVSHMEM has besides.
+# The functions that this library calls, and the others that the stand-in for NVSHMEM has.
 FUNCTIONS = (
     *("nvshmem_align", "nvshmem_free", "nvshmem_malloc", "nvshmem_my_pe", "nvshmem_n_pes", "nvshmem_ptr"),
     *("nvshmemx_cumodule_finalize", "nvshmemx_cumodule_init", "nvshmemx_get_uniqueid", "nvshmemx_hostlib_finalize"),
@@ -162,7 +162,7 @@ int main() {{
 
 @dataclass(frozen=True)
 class Version:
-    """A release, as its wheel names it."""
+    """A release, by the version in the name of its wheel."""
 
     text: str
 
@@ -175,7 +175,7 @@ class Version:
 
 
 def program(version: Version) -> str:
-    """C++ that prints every table's size, every field's offset and size, and every value, a line each."""
+    """Return C++ that prints the size of each table, offset and size of each field, and each value, one per line."""
     lines, checks = [], []
     for table, (kind, fields) in TABLES.items():
         lines.append(f'    std::printf("{table} %zu\\n", sizeof({kind}));')
@@ -194,21 +194,21 @@ def program(version: Version) -> str:
 
 
 def check_tools() -> None:
-    """Raises where this machine lacks what a wheel's headers need."""
+    """Raise if this machine lacks what the headers of a wheel need."""
     for tool, package in (("g++", "g++"), ("nm", "binutils")):
         if shutil.which(tool) is None:
-            raise click.ClickException(f"{tool} is not there. Debian: apt-get install {package}")
+            raise click.ClickException(f"{tool} was not found. Debian: apt-get install {package}")
     text = f"#include <{VERBS_HEADER}>\n"
     done = subprocess.run(["g++", "-x", "c++", "-E", "-"], input=text, capture_output=True, text=True)
     if done.returncode != 0:
         raise click.ClickException(
-            f"NVSHMEM's headers include <{VERBS_HEADER}> of rdma-core, which is not there. "
+            f"NVSHMEM's headers include <{VERBS_HEADER}> of rdma-core, which was not found. "
             "Debian: apt-get install libibverbs-dev; Fedora: dnf install rdma-core-devel"
         )
 
 
 def find_wheel(version: Version, folder: Path, download: bool) -> Path:
-    """The wheel of a version in `folder`, downloaded there if need be and allowed."""
+    """Return the wheel of a version in `folder`; download it there if it is missing and downloads are allowed."""
     pattern = f"{PACKAGE.replace('-', '_')}-{version.text}-*.whl"
     found = sorted(folder.glob(pattern))
     if not found and download:
@@ -224,7 +224,7 @@ def find_wheel(version: Version, folder: Path, download: bool) -> Path:
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """The headers and the host library, which is all that is looked at."""
+    """Unpack the headers and the host library; nothing else is needed."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.startswith(f"{INCLUDE}/") or name == HOST_LIBRARY]
         if HOST_LIBRARY not in names:
@@ -233,7 +233,7 @@ def unpack(wheel: Path, folder: Path) -> None:
 
 
 def numbers(version: Version, folder: Path) -> dict[str, int | list[int]]:
-    """What the program says: a table's size or a value as a number, a field as [offset, size]."""
+    """Return the output of the program: the size of a table or a value as a number, a field as [offset, size]."""
     source, target = folder / "layout.cpp", folder / "layout"
     source.write_text(program(version))
     command = [
@@ -248,7 +248,7 @@ def numbers(version: Version, folder: Path) -> dict[str, int | list[int]]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise click.ClickException(
-            f"a field, or a value, is not as {Path(__file__).name} takes it to be in {version.text}:\n{done.stderr}"
+            f"a field or value of {version.text} is not as {Path(__file__).name} expects:\n{done.stderr}"
         )
     said: dict[str, int | list[int]] = {}
     for line in subprocess.check_output([target], text=True).splitlines():
@@ -262,7 +262,7 @@ def numbers(version: Version, folder: Path) -> dict[str, int | list[int]]:
 
 
 def functions(version: Version, folder: Path) -> list[str]:
-    """Those that the host library exports; raises where one that must be there is not, or one is too early."""
+    """Return the functions that the host library exports; raise if one is missing or is there before its version."""
     listed = subprocess.check_output(["nm", "-D", "--defined-only", folder / HOST_LIBRARY], text=True)
     exported = set(re.findall(r" [TW] (\w+)", listed))
     for name in FUNCTIONS:
@@ -273,17 +273,17 @@ def functions(version: Version, folder: Path) -> list[str]:
 
 
 def as_text(version: Version, said: dict[str, int | list[int]], exported: list[str]) -> str:
-    """A golden file: a line for each name, which is all the JSON that tests/native/nvshmem_double reads."""
+    """Return a golden file with one line per name, the only form of JSON that tests/native/nvshmem_double reads."""
     entries = [f'  "version": "{version.text}"', *(f'  "{name}": {json.dumps(value)}' for name, value in said.items())]
     return "{\n" + ",\n".join([*entries, f'  "functions": {json.dumps(exported)}']) + "\n}\n"
 
 
 def differences(kept: str, found: str) -> list[str]:
-    """One line for each name that the two do not have alike."""
+    """Return one line for each name whose values differ."""
     before, after = json.loads(kept), json.loads(found)
     names = list(dict.fromkeys([*before, *after]))
     return [
-        f"{name}: {before.get(name)} is kept, {after.get(name)} found"
+        f"{name}: {before.get(name)} is stored, {after.get(name)} was found"
         for name in names
         if before.get(name) != after.get(name)
     ]
@@ -295,11 +295,11 @@ def differences(kept: str, found: str) -> list[str]:
 @click.option(
     "--wheels",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Take wheels from this folder, and keep there what is downloaded.",
+    help="Take wheels from this folder, and download missing ones to it.",
 )
 @click.option("--offline", is_flag=True, help="Download nothing.")
 def main(versions: tuple[str, ...], check: bool, wheels: Path | None, offline: bool) -> None:
-    """Write or compare the golden files; the exit code is 1 where one differs."""
+    """Write or compare the golden files; the exit code is 1 if one differs."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     for text in versions:
         if not re.fullmatch(r"\d+\.\d+\.\d+", text):
@@ -318,13 +318,13 @@ def main(versions: tuple[str, ...], check: bool, wheels: Path | None, offline: b
         if not check:
             golden.parent.mkdir(parents=True, exist_ok=True)
             golden.write_text(text)
-            console.print(f"{version.text}: {golden.relative_to(ROOT)} is written")
+            console.print(f"{version.text}: {golden.relative_to(ROOT)} has been written")
         elif not golden.exists():
-            raise click.ClickException(f"{golden.relative_to(ROOT)} is not there to compare with; run without --check")
+            raise click.ClickException(f"{golden.relative_to(ROOT)} does not exist; run without --check")
         else:
             wrong = differences(golden.read_text(), text)
             differing += bool(wrong)
-            console.print(f"{version.text}: {'differs' if wrong else 'as kept'}", *wrong, sep="\n  ")
+            console.print(f"{version.text}: {'differs' if wrong else 'unchanged'}", *wrong, sep="\n  ")
     if differing:
         raise SystemExit(1)
 

@@ -1,6 +1,6 @@
-"""A pytest plugin of run_tests.py: a race that ThreadSanitizer reports fails the test during which it was reported.
+"""The pytest plugin of run_tests.py: a race that ThreadSanitizer reports fails the test that was running.
 
-Tests named "planted", in which a build must find a bug, run first: only then does a clean run mean something.
+Tests named "planted", in which the build must find a bug, run first: only if they pass is a clean run meaningful.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turns a passed phase that left a report on stderr into a failed one."""
+    """Fail a phase that passed but left a report on stderr."""
     report = yield
     if report.passed and any(
         name == f"Captured stderr {report.when}" and REPORT in text for name, text in report.sections
@@ -31,6 +31,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Leaves the test's name for the runner, should a sanitizer end the process."""
+    """Record the name of the test for the runner, in case a sanitizer ends the process."""
     if path := os.environ.get("DEEP_EP_CURRENT_TEST"):
         Path(path).write_text(nodeid)

@@ -1,15 +1,15 @@
-"""Runs the parts of `make test` and sums them up.
+"""Run the parts of `make test` and summarize them.
 
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
-A part is lint, timed (tests that look at the time, in the fast build), the other tests of a build: fast, asan, races,
-or mutants, a few planted bugs in the order of memory or of steps; if none is named, all of these run, the builds' tests
-two parts at a time. Others run where they are named: exact, whose code and tests asan has too, with more checks;
-compile, the report of the GPU kernels; quick and quick-exact, the short tests with few schedules; long, hundreds of
-kills and stalls and a soak; many and many-exact, the tests of schedules with five times as many; values, steps and
-silent, all planted bugs: those in values, in the order of steps, and those of races, which must also leave all values
-right without one. With pytest arguments a part runs what they select:
-`run_tests.py races -- tests/normal/test_layout.py -k empty`.
+The default parts are lint; timed, the tests in the fast build that measure time; fast, asan and races, the other tests
+of these builds; and mutants, a few planted bugs in the order of memory accesses or of steps. If no part is named, all
+of these run, the tests of the builds two parts at a time. Other parts run only if named: exact, whose code and tests
+are also in asan, which checks more; compile, the report of the GPU kernels; quick and quick-exact, the short tests with
+few schedules; long, hundreds of kills and stalls and a soak; many and many-exact, the schedule tests with five times as
+many schedules; values, steps and silent, all planted bugs: those in values, those in the order of steps, and those that
+are races and must leave all values right when no race occurs. With pytest arguments a part runs the tests that they
+select: `run_tests.py races -- tests/normal/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ ROOT = native_build.ROOT
 REPORTS = ROOT / "build" / "reports"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_sanitizers", "-rsfE"]
 
-# What pytest is given for each build. A sanitizer that ends the process writes to stderr itself: asan leaves that be.
+# The build and the pytest arguments of each part. A sanitizer that ends the process writes to stderr directly, so asan
+# does not capture the file descriptor.
 SUITES = {
     "timed": ("fast", ["-m", "timed"]),
     "fast": ("fast", ["-m", "not timed"]),
@@ -52,15 +53,15 @@ SUITES = {
     "many": ("fast", ["-m", "not once and not timed"]),
     "many-exact": ("exact", ["-m", "not once and not timed"]),
 }
-# Parts that plant bugs, and what scripts/mutants.py is given. For each bug a program is compiled: a few of them show
-# that the tests still see bugs, all are for the long suite.
+# Parts that plant bugs, and their arguments for scripts/mutants.py. Each bug costs the compilation of a program: a few
+# show that the tests still catch bugs; trying all of them is left to the long suite.
 MUTANTS = {
     "mutants": ["--build", "exact", "--build", "tsan", "--few"],
     "steps": ["--build", "exact"],
     "values": ["--build", "fast"],
     "silent": ["--build", "tsan", "--silent"],
 }
-# What tests/support/builds.py looks at.
+# Environment variables that tests/support/builds.py reads.
 SETTINGS = {
     "quick": "DEEP_EP_QUICK",
     "quick-exact": "DEEP_EP_QUICK",
@@ -68,9 +69,9 @@ SETTINGS = {
     "many": "DEEP_EP_LONG",
     "many-exact": "DEEP_EP_LONG",
 }
-# Tests of up to an hour, which show how far they are.
+# Tests of up to an hour, which print their progress.
 LONG_OPTIONS = ["--capture=no", "-v", "-o", "timeout=5400", "-o", "faulthandler_timeout=5430"]
-# Those that are not here have the machine to themselves; these keep one core busy each, and take long in this order.
+# Parts that keep one core busy each, longest first. All other parts have the machine to themselves.
 TOGETHER = (
     "many-exact",
     "many",
@@ -88,7 +89,7 @@ TOGETHER = (
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 PROGRESS_SECONDS = 30.0
 LONGEST = 12
-NO_TESTS = 5  # pytest's exit code
+NO_TESTS = 5  # an exit code of pytest
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
 DEFAULT_PARTS = ("lint", "timed", "fast", "asan", "races", "mutants")
 PARTS = tuple(dict.fromkeys((*DEFAULT_PARTS, *SUITES, *MUTANTS, "compile")))
@@ -110,7 +111,7 @@ class Result:
     durations: dict[str, float] = field(default_factory=dict)  # by test
 
     def run(self, command: list[str], environment: dict[str, str] | None = None, log: Path | None = None) -> int:
-        """Runs one command of the part, its output going to `log` if there is one, and returns its exit code."""
+        """Run one command of the part, with its output sent to `log` if given, and return its exit code."""
         measured = measure.run(command, ROOT, environment, log)
         self.seconds += measured.seconds
         self.peak_bytes = max(self.peak_bytes, measured.peak_bytes)
@@ -119,7 +120,7 @@ class Result:
     def check(
         self, name: str, command: list[str], environment: dict[str, str] | None = None, log: Path | None = None
     ) -> bool:
-        """Runs a command that passes or fails as a whole."""
+        """Run a command that passes or fails as a whole."""
         code = self.run(command, environment, log)
         self.passed += code == 0
         self.failed += code != 0
@@ -137,7 +138,7 @@ def heading(text: str) -> None:
 
 
 def lint() -> Result:
-    """The style and type checks."""
+    """Run the style and type checks."""
     heading("lint")
     result = Result("lint")
     folders = (ROOT / "csrc", ROOT / "tests" / "native")
@@ -153,7 +154,7 @@ def lint() -> Result:
 
 
 def compile_report() -> Result:
-    """The kernels' registers, shared memory and spills, as NVRTC says."""
+    """Report the registers, shared memory and spills of the kernels, according to NVRTC."""
     result = Result("compile")
     for architecture in COMPILE_ARCHITECTURES:
         heading(f"kernels for {architecture}")
@@ -163,7 +164,7 @@ def compile_report() -> Result:
 
 
 def mutants(part: str, log: Path | None) -> Result:
-    """The planted bugs, each of which must be caught; one at a time beside another part, which has the other core."""
+    """Plant the bugs, each of which must be caught: one at a time if another part is using the other core."""
     result = Result(part)
     environment = {} if log is None else {"DEEP_EP_JOBS": "1"}
     result.check("mutants", [sys.executable, "scripts/mutants.py", *MUTANTS[part]], environment, log)
@@ -171,7 +172,7 @@ def mutants(part: str, log: Path | None) -> Result:
 
 
 def build(names: list[str]) -> Result:
-    """Compiles the named variants in place."""
+    """Compile the named variants in place."""
     heading(f"build {', '.join(names)}")
     result = Result("build")
     for name in names:
@@ -181,7 +182,7 @@ def build(names: list[str]) -> Result:
 
 
 def read_junit(path: Path, result: Result) -> bool:
-    """Adds a pytest report's counts; False where pytest did not live to write it."""
+    """Add the counts of a pytest report; return False if pytest died before it wrote the report."""
     if not path.exists():
         return False
     for case in ElementTree.parse(path).iter("testcase"):
@@ -197,7 +198,7 @@ def read_junit(path: Path, result: Result) -> bool:
 
 
 def current_test(part: str) -> str:
-    """The part's test that runs, or that ran last."""
+    """Return the test of the part that is running or ran last."""
     if part not in SUITES:
         return part
     path = REPORTS / f"{part}.current"
@@ -205,7 +206,7 @@ def current_test(part: str) -> str:
 
 
 def suite(part: str, arguments: list[str], log: Path | None) -> Result:
-    """The pytest run of one build."""
+    """Run pytest in one build."""
     name, selection = SUITES[part]
     result = Result(part)
     junit, current = REPORTS / f"{part}.xml", REPORTS / f"{part}.current"
@@ -217,7 +218,7 @@ def suite(part: str, arguments: list[str], log: Path | None) -> Result:
     options = LONG_OPTIONS if part == "long" else []
     if part in SETTINGS:
         environment[SETTINGS[part]] = "1"
-        arguments = [*selection, *arguments]  # together they may select nothing
+        arguments = [*selection, *arguments]  # both together may select no test
     code = result.run([*PYTEST, f"--junitxml={junit}", *options, *(arguments or selection)], environment, log)
     reported = read_junit(junit, result)
     if code == NO_TESTS and part in SETTINGS:
@@ -233,7 +234,7 @@ def title(part: str) -> str:
 
 
 def suites(parts: list[str], arguments: list[str]) -> list[Result]:
-    """The pytest runs of several builds, and the mutants: first what must be alone, then the others side by side."""
+    """Run pytest in several builds, and the mutants: first the parts that need the machine alone, then the others."""
 
     def run(part: str, log: Path | None) -> Result:
         return mutants(part, log) if part in MUTANTS else suite(part, arguments, log)
@@ -248,7 +249,7 @@ def suites(parts: list[str], arguments: list[str]) -> list[Result]:
             results.append(run(part, None))
     logs = {part: REPORTS / f"{part}.log" for part in together}
     if together:
-        heading(f"{', '.join(together)}: {AT_ONCE} at a time, each one's output when it ends")
+        heading(f"{', '.join(together)}: {AT_ONCE} at a time; the output of each is shown when it ends")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures = {pool.submit(run, part, logs[part]): part for part in together}
         pending = set(futures)
@@ -270,7 +271,7 @@ def gigabytes(count: int) -> str:
 
 
 def report_durations(results: list[Result]) -> None:
-    """Keeps how long each test has taken, and shows which took longest: the next to be made shorter."""
+    """Write the duration of each test to a file, and show the longest ones: the next to shorten."""
     durations = {result.name: result.durations for result in results if result.durations}
     if not durations:
         return
@@ -284,7 +285,7 @@ def report_durations(results: list[Result]) -> None:
 
 
 def summarize(results: list[Result], started: float) -> int:
-    """Prints the table, every skip's reason and the closing line; returns the exit code."""
+    """Print the table, the reason for each skip and the closing line; return the exit code."""
     report_durations(results)
     heading("summary")
     table = Table(box=box.SIMPLE)
@@ -299,7 +300,7 @@ def summarize(results: list[Result], started: float) -> int:
     console.print(table)
     cores = len(os.sched_getaffinity(0))
     console.print(f"Python {platform.python_version()}, {cores} cores.")
-    console.print("Memory: all processes of a part together, sampled each second; the total is the largest part's.")
+    console.print("Memory: total of all processes of a part, sampled every second; the last line is the largest part.")
     for result in results:
         for reason, count in result.skipped.items():
             console.print(f"skipped in {result.name}, {count} times: {reason}", markup=False)

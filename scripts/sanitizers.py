@@ -1,6 +1,6 @@
 """The environment in which Python must start to load a variant of the extension.
 
-As a program it prints it: `env $(python scripts/sanitizers.py tsan) python -m pytest tests/...`.
+Run as a script, it prints the environment: `env $(python scripts/sanitizers.py tsan) python -m pytest tests/...`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import native_build
 import toolchain
 
-# CPython and torch free little at exit, so leaks mean nothing here.
+# CPython and torch free little at exit, so leak reports mean nothing here.
 ASAN_OPTIONS = "detect_leaks=0"
 UBSAN_OPTIONS = "halt_on_error=1:print_stacktrace=1"
 TSAN_OPTIONS = f"exitcode=66:suppressions={Path(__file__).parent / 'tsan_suppressions.txt'}"
@@ -32,10 +32,10 @@ def _with_user_options(name: str, ours: str) -> dict[str, str]:
 
 
 def environment(variant: native_build.Variant) -> dict[str, str]:
-    """The variables to set, beside the present ones, before Python starts."""
+    """Return the variables to set, in addition to the current ones, before Python starts."""
     result = {"DEEP_EP_BUILD": variant.name}
     if variant.name == "asan":
-        # libstdc++ too: ASan looks for __cxa_throw when it starts, and Python brings none.
+        # libstdc++ too: ASan looks up __cxa_throw at startup, and Python does not load it.
         gcc = toolchain.find_gcc()
         result["LD_PRELOAD"] = f"{_file_of(gcc, 'libasan.so')}:{_file_of(gcc, 'libstdc++.so.6')}"
         result |= _with_user_options("ASAN_OPTIONS", ASAN_OPTIONS)

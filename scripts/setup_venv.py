@@ -1,10 +1,10 @@
-"""Makes the virtual environment that every make target uses. Run by the user's Python; needs nothing but it.
+"""Make the virtual environment that all make targets use. Needs nothing but the user's Python, which runs it.
 
-A torch that this Python can import is used as it is; otherwise one is installed. Does nothing when the environment is
-ready and pyproject.toml has not changed since. An environment that exists is completed, never replaced.
+If this Python can import torch, that torch is used as is; otherwise one is installed. The script does nothing if the
+environment is ready and pyproject.toml has not changed since. An existing environment is completed, never replaced.
 
-With --clang also finds a clang++ with ThreadSanitizer, or installs one from pip where the system has none: half of what
-the tests can find needs it.
+With --clang it also finds a clang++ with ThreadSanitizer, or installs one from pip if the system has none: half of what
+the tests can find needs one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 CLANG = "ziglang>=0.17"  # as pyproject.toml has it
-# NVSHMEM's bindings for the tests, over a stand-in for its library: without the library itself, some hundred MB.
+# NVSHMEM's bindings, for tests over a stand-in for its library: without the library itself, which has some hundred MB.
 NVSHMEM = "nvshmem4py-cu13==0.4.1"
 
 
 def run(*command: str | Path) -> None:
     print("+", *command, flush=True)
-    # Here the package is only made importable. Compiling it, which may fail, is the next step's.
+    # This only makes the package importable. The next step compiles it, which may fail.
     environment = {**os.environ, "DEEP_EP_BUILDS": "none"}
     subprocess.run([str(part) for part in command], cwd=ROOT, env=environment, check=True)
 
@@ -37,7 +37,7 @@ def imports(python: Path, module: str) -> bool:
 
 
 def torch_folder() -> Path | None:
-    """The folder on sys.path that holds this Python's torch, if there is one and it works."""
+    """Return the folder on sys.path that holds a working torch of this Python, or None."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None or not imports(Path(sys.executable), "torch"):
         return None
@@ -53,7 +53,7 @@ def create(venv: Path) -> None:
         sys.exit(f"cannot create {venv}: on Debian and Ubuntu, install python3-venv")
     python = venv / "bin" / "python"
     if folder and not imports(python, "torch"):
-        # This Python is itself an environment: its packages are not the system's, so name them.
+        # This Python is in an environment itself: its packages are not those of the system, so name their folder.
         site = subprocess.check_output(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
         )
@@ -71,7 +71,7 @@ def complete(venv: Path) -> None:
         run(*pip, TORCH)
     run(*pip, "setuptools>=77", "pybind11>=2.12")
     run(*pip, "--no-build-isolation", "--editable", ".[test]")
-    # Packages of an outer environment are found by pip and by imports, but not by what looks for NVRTC's library.
+    # pip and imports find packages of an outer environment, but the search for NVRTC's library does not.
     loads_nvrtc = [python, "-c", "from cuda.bindings import nvrtc; nvrtc.nvrtcVersion()"]
     if subprocess.run(loads_nvrtc, cwd=ROOT, capture_output=True).returncode != 0:
         run(*pip, "--ignore-installed", "--no-deps", "nvidia-cuda-nvrtc")
@@ -82,7 +82,7 @@ def complete(venv: Path) -> None:
 
 
 def need_clang(venv: Path) -> None:
-    """Install a clang++ where there is none. Without one what needs it is skipped, and says so."""
+    """Install a clang++ if there is none. If that fails, tests that need one are skipped with a message."""
     python = venv / "bin" / "python"
     found = "import sys, toolchain; sys.exit(toolchain.find_clang(toolchain.Path('build')) is None)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
@@ -97,7 +97,7 @@ def need_clang(venv: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path)
-    parser.add_argument("--clang", action="store_true", help="a clang++ too")
+    parser.add_argument("--clang", action="store_true", help="also provide a clang++")
     options = parser.parse_args()
     venv = Path(os.path.abspath(options.venv))
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()

@@ -1,6 +1,6 @@
-"""Writes what type checkers know of the extension, `deep_ep_py/_C/*.pyi`, from the bindings of the fast build.
+"""Write the type stubs of the extension, `deep_ep_py/_C/*.pyi`, from the bindings of the fast build.
 
-python scripts/stubs.py [FOLDER]     into another folder than the package
+python scripts/stubs.py [FOLDER]     writes to another folder than the package
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADER = "# Written by `make stubs` from the bindings in csrc/python: change tho
 
 
 def write_stubs(folder: Path) -> list[Path]:
-    """Generates the files into `folder` and returns them."""
+    """Generate the stubs in `folder` and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -29,7 +29,7 @@ def write_stubs(folder: Path) -> list[Path]:
             sys.exit(done.stdout + done.stderr)
         written = []
         for path in sorted(Path(made).rglob("*.pyi")):
-            # pybind11 takes whatever has __int__ or __index__; callers here pass integers.
+            # pybind11 accepts any object with __int__ or __index__; callers here pass integers.
             text = re.sub(r"typing\.Supports(Int|Float) \| typing\.SupportsIndex", r"\1", path.read_text())
             text = re.sub(r"\bInt\b", "int", re.sub(r"\bFloat\b", "float", text))
             target = folder / path.name

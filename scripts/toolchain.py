@@ -1,4 +1,4 @@
-"""Finds the compilers: g++ for the extension, a clang++ for its ThreadSanitizer build."""
+"""Compiler discovery: g++ for the extension, a clang++ for its ThreadSanitizer build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_CLANG = (
 
 
 class BuildError(RuntimeError):
-    """A compiler is missing or has refused a file; the message is for people."""
+    """A compiler is missing or has rejected a file; the message is meant for the user."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Clang:
     """A clang++ that can build for ThreadSanitizer."""
 
     command: list[str]
-    runtime: Path  # the shared runtime to preload; for zig it exists once make_runtime has run
+    runtime: Path  # the shared runtime to preload; with zig, make_runtime creates it
     flags: tuple[str, ...] = ()
-    module_flags: tuple[str, ...] = ("-shared-libsan", "-fsanitize=thread")  # to link what is loaded after the runtime
+    module_flags: tuple[str, ...] = ("-shared-libsan", "-fsanitize=thread")  # to link modules loaded after the runtime
     libraries: tuple[str, ...] = ()
     symbolizer: str | None = None
 
@@ -39,12 +39,12 @@ class Clang:
         return "ziglang" in self.command
 
     def make_runtime(self) -> None:
-        """Links the preloaded runtime where the compiler brings it as an archive alone, which is zig's case."""
+        """Link the runtime to preload if the compiler has it only as an archive, as zig does."""
         if not self.is_zig or self.runtime.exists():
             return
         self.runtime.parent.mkdir(parents=True, exist_ok=True)
         source = self.runtime.with_suffix(".cpp")
-        source.write_text("int read_through(const int* p) { return *p; }\n")  # what refers to the runtime pulls it in
+        source.write_text("int read_through(const int* p) { return *p; }\n")  # a reference to the runtime pulls it in
         temporary = self.runtime.with_suffix(f".tmp{os.getpid()}")
         command = [*self.command, "-fPIC", "-O1", "-shared", "-fsanitize=thread", str(source), "-o", str(temporary)]
         result = subprocess.run(command, capture_output=True, text=True)
@@ -59,14 +59,14 @@ def _commands(*candidates: str) -> list[list[str]]:
 
 
 def find_gcc() -> list[str]:
-    """The command of the C++ compiler for every variant but tsan: `CXX`, else g++, else c++."""
+    """Return the command of the C++ compiler of all variants but tsan: `CXX`, otherwise g++, otherwise c++."""
     for command in _commands(os.environ.get("CXX", ""), "g++", "c++"):
         return command
     raise BuildError("no C++ compiler found: install g++ (12 or newer), or name one in CXX")
 
 
 def _libgcc() -> str:
-    """GCC's own library, which has what __builtin_cpu_supports needs; zig's has not."""
+    """Return the path of libgcc, which __builtin_cpu_supports needs; zig's runtime library lacks that part."""
     return subprocess.check_output([*find_gcc(), "-print-libgcc-file-name"], text=True).strip()
 
 
@@ -80,7 +80,7 @@ def _runtime(command: list[str]) -> Path | None:
 
 
 def find_clang(build_folder: Path) -> Clang | None:
-    """A clang++ with ThreadSanitizer: `CLANGXX`, the system's newest, else the one in pip's ziglang, else None."""
+    """Return a clang++ with ThreadSanitizer: `CLANGXX`, the newest of the system, that of pip's ziglang, or None."""
     names = [os.environ.get("CLANGXX", ""), *(f"clang++-{version}" for version in CLANG_VERSIONS), "clang++"]
     for command in _commands(*names):
         if runtime := _runtime(command):
@@ -89,11 +89,11 @@ def find_clang(build_folder: Path) -> Clang | None:
         return Clang(
             [sys.executable, "-m", "ziglang", "c++"],
             build_folder / "tsan_runtime" / "libtsan_zig.so",
-            flags=("-fno-sanitize=undefined", "-mcpu=baseline"),  # which are not zig's defaults
-            # Its runtime is an archive: no second copy of it in the module. Its libc++ is one too, and the module must
-            # throw by its own, not by the libstdc++ that torch has loaded.
+            flags=("-fno-sanitize=undefined", "-mcpu=baseline"),  # zig's defaults differ
+            # The sanitizer runtime is an archive, so the module must not link a second copy. libc++ is an archive
+            # too, and the module must throw through its own copy, not through the libstdc++ that torch has loaded.
             module_flags=("-Wl,-Bsymbolic",),
             libraries=(_libgcc(),),
-            symbolizer=shutil.which("addr2line"),  # others are C++ programs, which this runtime's preloading breaks
+            symbolizer=shutil.which("addr2line"),  # others are C++ programs, which this preloaded runtime breaks
         )
     return None

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Weakens each line that orders memory by one step, in the PTX of all kernels, and says what notices it, or why nothing
-has to.
+"""Weaken each line that orders memory by one step, in the PTX of all kernels, and report which test notices it, or why
+none needs to.
 
-Needs the build whose warps have 32 threads, and NVRTC: DEEP_EP_BUILD=exact python scripts/weaken_ptx.py
+Needs NVRTC and the build whose warps have 32 threads: DEEP_EP_BUILD=exact python scripts/weaken_ptx.py
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ptx_mutants import RecordingImages, catch, look  # noqa: E402
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--only", default="", help="Mutants with this text in what is printed of them.")
+@click.option("--only", default="", help="Only mutants whose printed form contains this text.")
 @click.option(
     "--missed",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Those alone that were not noticed in a run with --json.",
+    help="Only mutants that were not noticed in the run that wrote this file with --json.",
 )
-@click.option("--part", default="1/1", help="As 2/3: of three processes, the second's share.")
-@click.option("--seconds", type=click.FloatRange(0), default=2.0, help="Of each workload, for each mutant.")
+@click.option("--part", default="1/1", help="The share of this process: 2/3 is the second of three.")
+@click.option("--seconds", type=click.FloatRange(0), default=2.0, help="Time limit of each workload, for each mutant.")
 @click.option("--arch", "architecture", default="sm_90a")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it here.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write results here.")
 def main(only: str, missed: Path | None, part: str, seconds: float, architecture: str, json_file: Path | None) -> None:
-    """Weaken each line that orders memory, and print which mutants nothing notices: the exit code is 1 if there is one
-    that tests/support/ptx_arguments.py has no argument for.
+    """Weaken each line that orders memory, and print the mutants that no test notices. The exit code is 1 if
+    tests/support/ptx_arguments.py has no argument for one of them.
     """
     which, _, parts = part.partition("/")
     if not (which.isdigit() and parts.isdigit() and 1 <= int(which) <= int(parts)):
-        raise click.BadParameter(f"{part!r}: expected as 2/3", param_hint="--part")
+        raise click.BadParameter(f"{part!r}: expected a share such as 2/3", param_hint="--part")
     images = RecordingImages(architecture)
     found = look(images)
     for idiom in sorted(set(found.statements) - set(found.workloads)):

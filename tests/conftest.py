@@ -16,8 +16,8 @@ from native_programs import NvshmemDoubles, build_driver_double
 from nvshmem_runs import Nvshmem, compile_probe
 from places import TESTS, WORKERS
 
-# No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
-# found once stays found.
+# No deadline: the time of an example is mostly that of the schedule it draws. The examples are the same on every run,
+# so that a failure found once stays found.
 settings.register_profile(
     "deep_ep_py",
     max_examples=EXAMPLES,
@@ -29,21 +29,21 @@ settings.register_profile(
 settings.load_profile("deep_ep_py")
 
 
-# What compiles, or starts a stand-in or processes, for most of its tests.
+# Folders of which most tests compile something, or start a stand-in or processes.
 SLOW_FOLDERS = ("building", "cuda", "e2e")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "timed: looks at the time, so in the fast build nothing else runs beside it")
-    config.addinivalue_line("markers", "slow: `make test-fast` leaves it out")
-    overwrites = "overwrites: what is under way to ranks that are given up is written over, and so races"
+    config.addinivalue_line("markers", "timed: measures time; in the fast build nothing else runs beside it")
+    config.addinivalue_line("markers", "slow: left out by `make test-fast`")
+    overwrites = "overwrites: data in flight to ranks that are given up is overwritten, which is a race"
     config.addinivalue_line("markers", overwrites)
-    config.addinivalue_line("markers", "long: `make test-long` runs it, with hundreds of trials instead of a few")
-    # Before a module asks torch for a GPU, which initialises CUDA.
+    config.addinivalue_line("markers", "long: run by `make test-long`, with hundreds of trials instead of a few")
+    # Must precede the import of any module that asks torch for a GPU, which initializes CUDA.
     of_pytest = any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput")
     if of_pytest and needs_restart():
         if capture := config.pluginmanager.getplugin("capturemanager"):
-            capture.stop_global_capturing()  # what it has redirected would stay so
+            capture.stop_global_capturing()  # otherwise its redirections would outlive the restart
         restart_with_queues()
 
 
@@ -59,13 +59,13 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def build() -> str:
-    """The name of the build under test: fast, exact, tsan or asan."""
+    """Return the name of the build under test: fast, exact, tsan or asan."""
     return BUILD
 
 
 @pytest.fixture(autouse=os.environ.get(INTERPRETED, "") != "")
 def kernels_are_ptx(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where the environment asks for it, Buffers on the CPU launch the compiler's PTX, and no accesses may race."""
+    """Have Buffers on the CPU launch the compiler's PTX, and allow no races, where the environment asks for it."""
     if C.WARP_SIZE != 32:
         yield
         return
@@ -77,31 +77,31 @@ def kernels_are_ptx(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def workers() -> Path:
-    """Where the scripts lie that tests run under torchrun."""
+    """Return the folder of the scripts that tests run under torchrun."""
     return WORKERS
 
 
 @pytest.fixture(scope="session")
 def idle_double() -> Path:
-    """The folder of the stand-in for libcuda.so.1 whose kernels do nothing."""
+    """Return the folder of the stand-in for libcuda.so.1 whose kernels do nothing."""
     return build_driver_double(runs_kernels=False)
 
 
 @pytest.fixture(scope="session")
 def double() -> Path:
-    """The folder of the stand-in for libcuda.so.1, which runs the library's kernels on a CPU."""
+    """Return the folder of the stand-in for libcuda.so.1, which runs the library's kernels on a CPU."""
     return build_driver_double(runs_kernels=True)
 
 
 @pytest.fixture(scope="session")
 def nvshmem_doubles(tmp_path_factory: pytest.TempPathFactory) -> NvshmemDoubles:
-    """The folders of the stand-ins for libnvshmem_host.so.3, by release."""
+    """Return the folders of the stand-ins for libnvshmem_host.so.3, by release."""
     return NvshmemDoubles(tmp_path_factory.mktemp("nvshmem"))
 
 
 @pytest.fixture(scope="session")
 def compiled_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What NVSHMEM's memory is read by, compiled."""
+    """Return the path of the compiled module that reads NVSHMEM's memory."""
     return compile_probe(tmp_path_factory.mktemp("probe") / "probe.cubin")
 
 
@@ -113,5 +113,5 @@ def nvshmem(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Nvshmem:
-    """Runs workers over the stand-ins for the driver and for NVSHMEM's host library."""
+    """Run workers over the stand-ins for the driver and for NVSHMEM's host library."""
     return Nvshmem(double, nvshmem_doubles, compiled_probe, tmp_path, monkeypatch)

@@ -1,6 +1,6 @@
 # Written by `make stubs` from the bindings in csrc/python: change those.
 """
-Native half of deep_ep_py.
+The native part of deep_ep_py.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__: list[str] = [
     "MAX_RANKS",
     "MAX_REGIONS",
     "MAX_TOKENS",
+    "MISMATCH",
     "Meeting",
     "Mesh",
     "NETWORK",
@@ -84,7 +85,7 @@ __all__: list[str] = [
 
 class Mesh:
     """
-    Connections to ranks on other machines, and their thread.
+    Connections to ranks on other machines, and the thread that serves them.
     """
     class State:
         """
@@ -139,7 +140,7 @@ class Mesh:
     @property
     def news(self) -> int:
         """
-        A descriptor: readable when there may be something to ask for.
+        A descriptor that is readable when there may be news.
         """
     @property
     def ranks(self) -> list[int]: ...
@@ -183,9 +184,13 @@ class Failure:
 
 class Call:
     @property
+    def arguments(self) -> dict: ...
+    @property
     def captured(self) -> bool: ...
     @property
     def failure(self) -> Failure: ...
+    @property
+    def generation(self) -> int: ...
     @property
     def graph_gone(self) -> bool: ...
     @property
@@ -382,12 +387,12 @@ class LibfabricHere:
     @property
     def refusal(self) -> str:
         """
-        Why not.
+        Why it cannot be used.
         """
     @property
     def version(self) -> str:
         """
-        Empty: it cannot be used.
+        Empty if it cannot be used.
         """
 
 class Runtime:
@@ -402,16 +407,16 @@ class Runtime:
     def abort_generation(self, arg0: int, arg1: int) -> None: ...
     def abort_word(self, arg0: int) -> int:
         """
-        Address of a rank's abort word in this generation.
+        Return the address of a rank's abort word in this generation.
         """
     def aborted(self) -> bool: ...
     def added_pieces(self) -> list[tuple[int, int]]:
         """
-        Offset and bytes of each piece that this rank's heap has grown by.
+        Return offset and bytes of each piece by which this rank's heap has grown.
         """
     def allocate(self, shape: collections.abc.Sequence[int], code: int, bits: int) -> typing.Any:
         """
-        A DLPack capsule of memory on a CPU, or None.
+        Return a DLPack capsule of CPU memory, or None if there is no room.
         """
     def announce(self, heap_bytes: int) -> None: ...
     def arena_contains(self, arg0: int, arg1: int) -> bool: ...
@@ -422,7 +427,7 @@ class Runtime:
     def drain(self) -> bool: ...
     def export_piece(self, offset: int, bytes: int) -> int:
         """
-        A descriptor, the caller's to close, for a peer's map_piece.
+        Return a descriptor for a peer's map_piece. The caller closes it.
         """
     def finished(self, arg0: Call) -> bool: ...
     def forgive(self, seconds: float) -> bool: ...
@@ -433,7 +438,7 @@ class Runtime:
     def map_piece(self, rank: int, offset: int, bytes: int, descriptor: int) -> None: ...
     def mapped(self, rank: int) -> int:
         """
-        Bytes of a rank's heap that there is memory behind, here.
+        Return how many bytes of a rank's heap are backed by memory in this process.
         """
     def mask(self, rank: int) -> bool: ...
     def meet(self, left_out: collections.abc.Sequence[int], attempt: int, again: bool, seconds: float) -> Meeting: ...
@@ -444,7 +449,7 @@ class Runtime:
     def peer_base(self, arg0: int) -> int: ...
     def pretouch(self) -> None:
         """
-        Make every page of the heaps that kernels map present in this process without changing it.
+        Make every page of the heaps that kernels access directly present in this process, without changing it.
         """
     def publish(self, arg0: int, arg1: collections.abc.Sequence[int]) -> None: ...
     def retire(self, arg0: Call) -> None: ...
@@ -470,7 +475,7 @@ class Runtime:
     @property
     def launched_ns(self) -> int:
         """
-        When the latest launch was handed to the launcher, by time.monotonic_ns(); 0: never.
+        Time of the latest hand-over of a launch to the launcher, as time.monotonic_ns(); 0: none yet.
         """
     @property
     def masked(self) -> list[int]: ...
@@ -487,11 +492,11 @@ class Runtime:
 
 class Run:
     """
-    A job that a Runner does.
+    A job of a Runner.
     """
     def result(self) -> bool:
         """
-        Wait for it; return what it has returned, or raise what it has thrown.
+        Wait for the job; return its result, or raise its exception.
         """
     @property
     def done(self) -> bool: ...
@@ -500,7 +505,7 @@ class Run:
 
 class Runner:
     """
-    A thread that waits for a Buffer's kernels and needs no GIL.
+    A thread that waits for a Buffer's kernels without needing the GIL.
     """
     def __init__(self, runtime: Runtime) -> None: ...
     def rest(self, seconds: float) -> bool:
@@ -509,11 +514,11 @@ class Runner:
         """
     def run(self, name: str, call: Call = None, serial: int = 0, seconds: float = 0.0) -> bool:
         """
-        Do it, in the calling thread unless it takes long or this one is busy; return what it has returned.
+        Run one of the runtime's waits, in the calling thread unless it takes long or the Runner is busy; return its result.
         """
     def start(self, name: str, call: Call = None, serial: int = 0, seconds: float = 0.0) -> Run:
         """
-        Have it do one of the runtime's waits, named by its method; return the Run.
+        Start one of the runtime's waits, by the name of its method; return the Run.
         """
 
 def control_bytes(arg0: BufferOptions) -> int: ...
@@ -535,12 +540,12 @@ def ids_fit(ids: int, n: int, id_bytes: int, experts: int) -> bool:
 
 def libfabric_here() -> LibfabricHere:
     """
-    What of libfabric can be used here.
+    Return which libfabric can be used here.
     """
 
 def libfabric_refusal(provider: str, address: str) -> str:
     """
-    Why the proxy cannot use a provider, or any, to reach other machines from an address; empty: it can.
+    Return why the proxy cannot use a provider, or any provider, to reach other machines from an address; empty if it can.
     """
 
 def pretouch(address: int, bytes: int) -> None:
@@ -550,7 +555,7 @@ def pretouch(address: int, bytes: int) -> None:
 
 def proxy_providers() -> list[str]:
     """
-    Libfabric's providers that the proxy can use here, best first.
+    Return the libfabric providers that the proxy can use here, best first.
     """
 
 def round_to_bf16(dst: int, src: int, n: int) -> None:
@@ -560,17 +565,17 @@ def round_to_bf16(dst: int, src: int, n: int) -> None:
 
 def round_to_e4m3(dst: int, src: int, n: int) -> None:
     """
-    Round n floats to float8_e4m3fn, to nearest even; what is too large becomes the largest.
+    Round n floats to float8_e4m3fn, to nearest even; larger values saturate.
     """
 
 def round_to_logfmt(dst: int, src: int, n: int) -> None:
     """
-    Rounds bfloat16 in groups of LOG_GROUP to LogFMT, to fp32.
+    Round n bfloat16 values to LogFMT in groups of LOG_GROUP and decode them to fp32.
     """
 
 def sum_instructions() -> list[str]:
     """
-    The instruction sets sum_row has a version for and this CPU has, widest first.
+    Return the instruction sets of this CPU for which sum_row has a version, widest first.
     """
 
 def sum_row(
@@ -594,7 +599,7 @@ def tag(key: bytes, text: str) -> bytes:
 
 def widen_to_float(dst: int, src: int, n: int) -> None:
     """
-    Widen n bfloat16 values.
+    Widen n bfloat16 values to fp32.
     """
 
 ABORTED: int = 2
@@ -609,6 +614,7 @@ MASK_PHASE: str = "ranks left out"
 MAX_RANKS: int = 1024
 MAX_REGIONS: int = 16
 MAX_TOKENS: int = 2097151
+MISMATCH: int = 3
 NETWORK: int = 6
 OUTDATED: int = 11
 OVERFLOW: int = 5

@@ -1,6 +1,6 @@
 # Written by `make stubs` from the bindings in csrc/python: change those.
 """
-GPUs through the driver, which is opened at the first use.
+GPUs through the CUDA driver, which is opened on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ContextScope:
 
 class Peer:
     """
-    How kernels of one GPU may use the memory of another.
+    How kernels of one GPU may access the memory of another.
     """
     @property
     def access(self) -> bool:
@@ -45,22 +45,22 @@ class Peer:
     @property
     def native_atomics(self) -> bool:
         """
-        And by atomics that are atomic for the other too.
+        Also by atomics that are atomic with those of the other GPU.
         """
 
 class Context:
     def __init__(self, ordinal: int) -> None: ...
     def current(self) -> ContextScope:
         """
-        A context manager: in its body the context is current on this thread.
+        Return a context manager in whose body the context is current on this thread.
         """
     def owns(self, address: int) -> bool:
         """
-        Whether memory at an address is this GPU's.
+        Return whether memory at an address belongs to this GPU.
         """
     def peer(self, uuid: str) -> Peer | None:
         """
-        How its kernels may use another GPU's memory; None where this process does not see that GPU.
+        Return how its kernels may access another GPU's memory; None if that GPU is not visible to this process.
         """
     @property
     def architecture(self) -> str: ...
@@ -71,7 +71,7 @@ class Context:
     @property
     def orders_nic_writes(self) -> bool:
         """
-        Whether its running kernels see a NIC's writes in order.
+        Whether its running kernels see the writes of a NIC in order.
         """
     @property
     def ordinal(self) -> int: ...
@@ -87,11 +87,11 @@ class PoolScope:
 
 class PinnedWords:
     """
-    Words in the host's memory that kernels and the host use at a time.
+    Words in host memory that kernels and the host access concurrently.
     """
     def add(self, index: int, times: int) -> None:
         """
-        Add 1 so many times.
+        Add 1 `times` times.
         """
     def address(self, arg0: int) -> int: ...
     def load(self, index: int) -> int: ...
@@ -102,7 +102,7 @@ class Memory:
     def load_word(self, arg0: int) -> int: ...
     def pinned_words(self, count: int) -> PinnedWords:
         """
-        Zeroed.
+        Allocate zeroed words.
         """
     def store_words(self, arg0: collections.abc.Sequence[int], arg1: int) -> None: ...
 
@@ -115,7 +115,7 @@ class StreamLauncher:
     def loaded(self, name: str, shape: tuple[int, int, int]) -> bool: ...
     def wait(self, serial: int) -> None:
         """
-        Return when this launch has ended.
+        Wait until this launch has ended.
         """
     @property
     def stream(self) -> int:
@@ -131,14 +131,14 @@ class Launcher(StreamLauncher):
 
 class Gathering:
     """
-    Makes one launch of those of several ranks.
+    Combines the launches of several ranks into one.
     """
     def __init__(
         self, context: Context, ranks: int, warps: int = 16, bulk_copies: bool = False, cooperative: bool = True
     ) -> None: ...
     def leave(self, rank: int) -> None:
         """
-        Let no rank wait for one that will not come.
+        Make no rank wait any longer for this one, which will not arrive.
         """
 
 class GatheredLauncher(StreamLauncher):
@@ -146,12 +146,12 @@ class GatheredLauncher(StreamLauncher):
 
 def driver_version() -> int:
     """
-    CUDA's version that the driver supports, as 13000.
+    Return the CUDA version that the driver supports, for example 13000.
     """
 
 def make_heap(context: Context, bytes: int, first: int, cleared: int, exported: bool) -> deep_ep_py._C.Heap:
     """
-    This rank's heap on a GPU, of which the first bytes are there at once, zero as far as `cleared`; if `exported` it has a descriptor, for map_heap.
+    Make this rank's heap on a GPU. Its first `first` bytes are backed by memory at once, the first `cleared` of them zeroed; if `exported` it has a descriptor, for map_heap.
     """
 
 def make_runtime(
@@ -162,18 +162,18 @@ def make_runtime(
     launcher: StreamLauncher,
 ) -> deep_ep_py._C.Runtime:
     """
-    A Runtime whose kernels the launcher runs; it takes them from there as they are needed. Where some rank is not mapped, all heaps are the host's, and pinned: NICs are threads of the host.
+    Make a Runtime whose kernels the launcher runs; it looks them up there when it needs them. If some rank is not mapped, all heaps must be in host memory and pinned, since NICs are host threads.
     """
 
 def map_heap(context: Context, descriptor: int, bytes: int, first: int) -> deep_ep_py._C.Heap: ...
 def pin_heap(context: Context, heap: deep_ep_py._C.Heap) -> None:
     """
-    Let the GPU use a heap of the host, own or mapped, under its address, as long as the heap lives.
+    Let the GPU access a heap in host memory, own or mapped, at its address, for the lifetime of the heap.
     """
 
 def pool_over(runtime: deep_ep_py._C.Runtime, grows: bool) -> PoolScope:
     """
-    A context in which deep_ep_pool_allocate, on this thread, takes from the runtime's arena, which may grow.
+    Return a context manager in whose body deep_ep_pool_allocate, on this thread, takes memory from the runtime's arena. `grows`: the arena may grow.
     """
 
 BLOCK_WARPS: int = 16

@@ -24,35 +24,35 @@ __all__: list[str] = [
 
 def dump() -> str:
     """
-    Which thread waits where now.
+    List where each thread waits now.
     """
 
 def last_stall() -> str:
     """
-    Which thread waited where when the world's clock last jumped to a deadline.
+    List where each thread waited when the clock of the world last jumped to a deadline of a kernel.
     """
 
 def new_event() -> int: ...
 def now_ns() -> int:
     """
-    The clock that kernels see.
+    Read the clock that kernels see.
     """
 
 def set_event(event: int) -> None: ...
 def set_schedule(seed: int, freeze: int = 512) -> None:
     """
-    Draw the schedule of this process's kernels from a seed (0: first come, first served).
+    Draw the schedule of kernels of this process from a seed (0: first come, first served).
     """
 
 def sleep(seconds: float) -> None:
     """
-    Wait for so long by the clock that kernels see.
+    Wait for this time, by the clock that kernels see.
     """
 
 def wait_event(event: int, what: str) -> None: ...
 def world_abort(number: int, why: str) -> None:
     """
-    Let every wait in that world raise SimtError. For a thread that is no rank's.
+    Make every wait in that world raise SimtError. For a thread that belongs to no rank.
     """
 
 def world_begin(ranks: int, seed: int = 0, freeze: int = 512) -> int:
@@ -62,15 +62,15 @@ def world_begin(ranks: int, seed: int = 0, freeze: int = 512) -> int:
 
 def world_end(abandon: bool = False) -> dict:
     """
-    Close the world after all have left: run what is still running to its end, or drop it. Return statistics.
+    Close the world after all ranks have left: complete the kernels that are still running, or drop them. Return statistics.
     """
 
 def world_enter(rank: int, number: int) -> None:
     """
-    First call of a rank's thread: returns when its turn comes.
+    Enter a world. The first call by the thread of a rank; returns when its turn comes.
     """
 
 def world_leave(rank: int) -> None:
     """
-    Last call of a rank's thread.
+    Leave the world. The last call by the thread of a rank.
     """

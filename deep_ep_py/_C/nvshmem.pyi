@@ -31,7 +31,7 @@ class Refused(Exception):
 
 class Wanted:
     """
-    Which of NVSHMEM's queue pairs a Buffer is to adopt, and for which part of its heap.
+    The queue pairs of NVSHMEM that a Buffer adopts, and the part of its heap that it uses.
     """
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Wanted:
 
 class Counts:
     """
-    Where kernels count what they post to queue pairs of one's own.
+    Counters of what kernels post to dedicated queue pairs.
     """
     def __init__(self, context: deep_ep_py._C.cuda.Context, pes: int, queues: int) -> None: ...
     @property
@@ -59,53 +59,53 @@ class Counts:
 
 class LoadedModule:
     """
-    A module that is loaded for its symbols.
+    A module that was loaded for its symbols.
     """
     def __init__(self, context: deep_ep_py._C.cuda.Context, image: bytes) -> None: ...
     def read(self, symbol: str) -> bytes:
         """
-        What a symbol holds.
+        Return the contents of a symbol.
         """
     @property
     def handle(self) -> int: ...
 
 class Lease:
     """
-    A heap in memory that others have allocated.
+    A heap in memory that was allocated elsewhere.
     """
     def take(self) -> deep_ep_py._C.Heap:
         """
-        Return the heap, once: the lease does not keep it in use.
+        Return the heap, once; afterwards the lease does not keep it in use.
         """
     @property
     def ended(self) -> bool:
         """
-        Whether nothing uses it any more: neither its Buffer nor an output.
+        Whether nothing uses it any longer, neither its Buffer nor an output.
         """
 
 def check(context: deep_ep_py._C.cuda.Context, wanted: Wanted) -> None:
     """
-    Raise Refused, with what to change, where that cannot be adopted. Of the heap nothing is asked.
+    Raise Refused, with what to change, if the queue pairs cannot be adopted. Does not check the heap.
     """
 
 def heap_of(device_state: bytes) -> int:
     """
-    Where this PE's symmetric heap begins; 0: NVSHMEM has filled in nothing.
+    Return where this PE's symmetric heap begins; 0: NVSHMEM has not filled in the state.
     """
 
 def lease(context: deep_ep_py._C.cuda.Context, address: int, bytes: int, cleared: int) -> Lease:
     """
-    A heap at an address of the GPU's memory, whose first bytes are set to 0.
+    Make a heap at an address of GPU memory, whose first `cleared` bytes are set to 0.
     """
 
 def shared_queues(version: int, ibgda_state: bytes) -> tuple[int, int]:
     """
-    How many NICs NVSHMEM uses, and how many queue pairs to each PE its kernels share on each.
+    Return how many NICs NVSHMEM uses, and how many queue pairs to each PE its kernels share on each NIC.
     """
 
 def version(major: int, minor: int, patch: int) -> int:
     """
-    As a number, in the order of releases.
+    Return a version as a number, in the order of releases.
     """
 
 IBGDA_STATE_BYTES: int = 8384

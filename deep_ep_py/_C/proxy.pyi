@@ -1,6 +1,6 @@
 # Written by `make stubs` from the bindings in csrc/python: change those.
 """
-What times the proxy. Times are those of time.monotonic().
+Measurements of the proxy. Times are those of time.monotonic().
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ class Puts:
     ) -> None: ...
     def meet(self) -> None:
         """
-        Wait until the peer has called it as often.
+        Wait until the peer has called this equally often.
         """
     def receive(self, count: int) -> float:
         """
-        Return when so many more of the peer's puts had arrived.
+        Wait for `count` more puts of the peer; return when they had arrived.
         """
     def round_trips(self, bytes: int, count: int, first: bool) -> tuple[float, float]:
         """
-        Put and wait for the answer so often, or answer; return when it began and when it ended.
+        Make `count` puts and wait for the answer to each, or answer them; return when this began and ended.
         """
     def send(self, bytes: int, count: int, window: int) -> tuple[float, float]:
         """
-        Put so often, at most `window` at once; return when the first began and when all were complete.
+        Make `count` puts, at most `window` at once; return when the first began and when all had completed.
         """
     @property
     def name(self) -> str: ...
 
 class OwnCost:
     """
-    In nanoseconds, one of each for every put.
+    Latencies in nanoseconds, one of each kind per put.
     """
     @property
     def arrival_to_word(self) -> list[float]: ...
@@ -95,12 +95,12 @@ class OwnCost:
 
 def command_rate(commands: int) -> float:
     """
-    Commands per second, each sent and received, over a transport that does both at once.
+    Measure commands per second, each sent and received, over a transport that does both at once.
     """
 
 def own_cost(puts: int) -> OwnCost:
     """
-    What the proxy costs itself, over the loopback.
+    Measure the proxy's own cost, over the loopback.
     """
 
 HEAP_BYTES: int = 33570816

@@ -1,6 +1,6 @@
 # Written by `make stubs` from the bindings in csrc/python: change those.
 """
-The compiler's PTX, interpreted.
+An interpreter of the PTX that the compiler emits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PtxError(Exception):
 
 class Image:
     """
-    A module of PTX.
+    A PTX module.
     """
     def __init__(self, text: str) -> None: ...
     @property
@@ -33,36 +33,36 @@ class Image:
 
 class KernelCount:
     """
-    What a kernel has executed, in all its launches.
+    Counts of what a kernel has executed, over all its launches.
     """
     @property
     def blocks(self) -> int: ...
     @property
     def launches(self) -> int:
         """
-        Of a rank.
+        On one rank each.
         """
     @property
     def max_block_barriers(self) -> int:
         """
-        Of a thread.
+        The most of any thread.
         """
     @property
     def row_bytes(self) -> int:
         """
-        What warps have loaded by 16 bytes and more from global memory.
+        Bytes of loads of at least 16 bytes from global memory.
         """
     @property
     def row_trips(self) -> int:
         """
-        How often warps have waited for some of it.
+        How often warps have waited for such loads.
         """
     @property
     def warps(self) -> int: ...
 
 class InstructionCount:
     """
-    How often an instruction has been executed, and what it took.
+    Counts of an instruction: its executions and its memory traffic.
     """
     @property
     def bytes(self) -> int: ...
@@ -73,7 +73,7 @@ class InstructionCount:
     @property
     def line(self) -> int:
         """
-        Of the PTX.
+        The line of the PTX.
         """
     @property
     def min_wavefronts(self) -> int: ...
@@ -86,7 +86,7 @@ class InstructionCount:
     @property
     def place(self) -> str:
         """
-        In the sources, and where it was inlined.
+        The place in the sources, and where it was inlined.
         """
     @property
     def sectors(self) -> int: ...
@@ -114,25 +114,25 @@ class Kernels(KernelSource):
 
 def add_heap(base: int, bytes: int, rank: int) -> None:
     """
-    Name memory of a rank's that several ranks' kernels use.
+    Declare memory of a rank that kernels of several ranks use.
     """
 
 def count(on: bool) -> None:
     """
-    Begin to count what kernels execute, from nothing, or cease to.
+    Start counting what kernels execute, from zero, or stop.
     """
 
 def counted() -> dict[str, tuple[KernelCount, list[InstructionCount]]]:
     """
-    What has been counted: by kernels' symbols, in all and by instruction.
+    Return the counts of each kernel, by symbol: in total and per instruction.
     """
 
 def run(image: Image, symbol: str, *, blocks: int = 1, threads: int = 32, shared_bytes: int = 0, args: bytes) -> None:
     """
-    Run a kernel of a module by itself, whose parameters are these bytes.
+    Run a kernel of a module on its own. `args`: the bytes of its parameters.
     """
 
 def watch(on: bool, *, seed: int = 0) -> None:
     """
-    Begin to watch the order of kernels' accesses to memory, with nothing known of any, or cease to. From the seed is drawn which loads of words return old values; 0: none does.
+    Start watching the order of kernels' memory accesses afresh, or stop. The seed decides which loads of words return old values; 0: none does.
     """

@@ -1,4 +1,4 @@
-"""Raises why there is nothing of this name."""
+"""Raises an ImportError that says why this name is absent."""
 
 from deep_ep_py.absent import refusal
 

@@ -1,4 +1,4 @@
-"""What `import deep_ep` gives a caller of DeepEP 1.2 once `take_names` or the installed shim has put it there."""
+"""The package that callers of DeepEP 1.2 get from `import deep_ep`, once `take_names` or the shim has put it there."""
 
 from typing import Any
 

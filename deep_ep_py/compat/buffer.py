@@ -1,4 +1,4 @@
-"""`deep_ep.Buffer`: deep_ep_py's, as callers make it that were written for DeepEP."""
+"""`deep_ep.Buffer`: deep_ep_py's Buffer, constructed the way callers written for DeepEP do."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ DEVICE_VARIABLE = "DEEP_EP_DEVICE"
 
 
 class Buffer(deep_ep_py.Buffer):
-    """A `deep_ep_py.Buffer` on a GPU where there is one, made with the arguments of DeepEP 1.2.
+    """A `deep_ep_py.Buffer`, on a GPU if there is one, constructed with the arguments of DeepEP 1.2.
 
     Parameters
     ----------
     group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
     allow_mnnvl, use_fabric, explicitly_destroy, enable_shrink, comm
-        As `deep_ep_py.Buffer` takes them.
+        As in `deep_ep_py.Buffer`.
     device : torch.device or str, optional
-        Where tensors live. Default: the environment variable DEEP_EP_DEVICE, else "cuda" where torch has a GPU, else
-        "cpu".
+        Where tensors live. Default: the environment variable DEEP_EP_DEVICE; if it is not set, "cuda" if torch has a
+        GPU, otherwise "cpu".
     **options
-        The others of `deep_ep_py.Buffer`.
+        Other arguments of `deep_ep_py.Buffer`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Gives the modules of this package the names that callers of DeepEP import."""
+"""Registers the modules of this package under the names that callers of DeepEP import."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MODULES = {
 
 
 def take_names() -> None:
-    """Make `import deep_ep` and `import deep_ep_cpp` of this process find deep_ep_py, whatever else is installed.
+    """Make `import deep_ep` and `import deep_ep_cpp` find deep_ep_py in this process, whatever else is installed.
 
-    They are the very modules of `deep_ep_py.compat`. Comes before the first import of `deep_ep`.
+    The imports return the very modules of `deep_ep_py.compat`. Call this before the first import of `deep_ep`.
 
     Raises
     ------
     ImportError
-        Another `deep_ep` has been imported already.
+        Another `deep_ep` has already been imported.
     """
     ours = {name: importlib.import_module(target) for name, target in _MODULES.items()}
     for name, module in ours.items():
-        # While the shim's file runs, which calls this, its own empty module is there under the name.
+        # The shim's file calls this while its own, still empty module is registered under the name.
         there = sys.modules.get(name)
         spec = getattr(there, "__spec__", None)
         if there not in (None, module) and not getattr(spec, "_initializing", False):

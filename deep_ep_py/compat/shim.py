@@ -1,4 +1,4 @@
-"""Puts `deep_ep` and `deep_ep_cpp` on an environment's path: two files that hand the names to `deep_ep_py.compat`."""
+"""Puts `deep_ep` and `deep_ep_cpp` on an environment's path: two files that map the names to `deep_ep_py.compat`."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _FILES = {"deep_ep": "deep_ep/__init__.py", "deep_ep_cpp": "deep_ep_cpp.py"}
 
 
 class ShimError(RuntimeError):
-    """Something is in the way; the message says what, and where."""
+    """The shim cannot be installed or removed; the message says what is in the way, and where."""
 
 
 def site_folder() -> Path:
-    """Return where the running environment keeps pure Python packages."""
+    """Return the folder in which the running environment keeps pure Python packages."""
     return Path(sysconfig.get_path("purelib")).resolve()
 
 
 def install(folder: Path) -> bool:
-    """Write the files. Return False where they are there already.
+    """Write the files. Return False if they are already there.
 
     Raises
     ------
     ShimError
-        Something else has one of the names, or the folder is not on Python's path, or it cannot be written to.
+        Another package has one of the names, or the folder is not on Python's path or cannot be written to.
     """
     for name in _FILES:
         _check_ours(name, folder)
         found = _found(name)
         if found is not None and not _is_ours(found):
-            raise ShimError(f"`import {name}` finds {found}, which is not deep_ep_py's: remove that first")
+            raise ShimError(f"`import {name}` finds {found}, which is not part of deep_ep_py: remove it first")
     there = [_read(folder / file) for file in _FILES.values()]
     if all(source == _SOURCE for source in there):
         return False
@@ -51,17 +51,17 @@ def install(folder: Path) -> bool:
         raise ShimError(f"cannot write to {folder}: {error.strerror}; is this the environment you mean?") from error
     if any(_found(name) != folder / file for name, file in _FILES.items()):
         remove(folder)
-        raise ShimError(f"{folder} is not on Python's path: what is put there would not be found")
+        raise ShimError(f"{folder} is not on Python's path: files there would not be found")
     return True
 
 
 def remove(folder: Path) -> bool:
-    """Delete the files that `install` wrote, and nothing else. Return False where there are none.
+    """Delete the files that `install` wrote, and nothing else. Return False if there are none.
 
     Raises
     ------
     ShimError
-        Something else has one of the names there, or has put files beside ours.
+        Another package has one of the names there, or has put files beside ours.
     """
     for name in _FILES:
         _check_ours(name, folder)
@@ -80,7 +80,7 @@ def remove(folder: Path) -> bool:
 
 
 def status(folder: Path) -> str:
-    """Say in one sentence what `import deep_ep` finds."""
+    """Return a sentence that says what `import deep_ep` finds."""
     found, ours = _found("deep_ep"), folder / _FILES["deep_ep"]
     if found == ours and _is_ours(ours):
         return f"installed in {folder}: `import deep_ep` finds deep_ep_py"
@@ -91,14 +91,14 @@ def status(folder: Path) -> str:
 
 
 def _check_ours(name: str, folder: Path) -> None:
-    """Refuse what has the name in the folder and is not ours."""
+    """Raise if the folder holds something under the name that is not ours."""
     file = folder / _FILES[name]
     root = folder / Path(_FILES[name]).parts[0]
     if not root.exists():
         return
     if not _is_ours(file):
-        raise ShimError(f"{root} is not deep_ep_py's: it stays as it is")
-    # Bytecode, of this or another Python, does not count as another package's file.
+        raise ShimError(f"{root} is not part of deep_ep_py: left unchanged")
+    # Bytecode, of this or another Python, is not another package's file.
     expected = {file.name, "__pycache__"}
     others = sorted(path.name for path in root.iterdir() if path.name not in expected) if root.is_dir() else []
     if others:
@@ -114,7 +114,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _found(name: str) -> Path | None:
-    """The file that an import would run. A folder without one loses against any package, so it is none."""
+    """Return the file that an import would run. A folder without one loses to any package, so it does not count."""
     importlib.invalidate_caches()
     spec: ModuleSpec | None = importlib.util.find_spec(name)
     return Path(spec.origin).resolve() if spec is not None and spec.origin is not None else None

@@ -1,7 +1,8 @@
-"""Finds out, in a few seconds, what no documentation says of a GPU and its driver, before anything depends on it.
+"""Probes undocumented behavior of a GPU and its driver in a few seconds, before anything depends on it.
 
-`look` runs in a process of its own (`python -m deep_ep_py.device.canary`), which may be killed at any moment: each
-finding is a line of JSON as soon as there is one, the most telling first. `observe` starts that process and reads them.
+`look` runs in a process of its own (`python -m deep_ep_py.device.canary`), which may be killed at any moment. So each
+finding is printed as a line of JSON as soon as it is known, the most telling first. `observe` starts that process and
+reads the findings.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 from deep_ep_py.errors import CudaError
 
 READY_SECONDS = 60.0
-"""To import torch, compile a kernel and open the GPU."""
+"""Time to import torch, compile a kernel and open the GPU."""
 
 SECONDS = 5.0
-"""For all questions together."""
+"""Time for all questions together."""
 
 _LAST_SECONDS = 2.0  # for a process to end
 _KINDS = ("cooperative", "plain")
@@ -39,7 +40,7 @@ Finding = dict[str, Any]
 
 
 class _Gpu:
-    """The current GPU, and launches of handshakes on it."""
+    """The current GPU, and the means to launch handshakes on it."""
 
     def __init__(self) -> None:
         import torch
@@ -53,20 +54,20 @@ class _Gpu:
         self._kernel = KernelCache().get_all([KERNELS[_NAME]], Shape(*_NO_SHAPE), self.context.architecture, start=0)[0]
 
     def launcher(self, kind: str, ranks: int) -> Any:
-        """Return one with a stream of its own, which has loaded the kernel."""
+        """Return a launcher with a stream of its own and the kernel loaded."""
         launcher = self.cuda.Launcher(self.context, sharers=ranks, warps=1, cooperative=kind == "cooperative")
         launcher.load(_NAME, _NO_SHAPE, self._kernel.cubin, self._kernel.symbol)
         return launcher
 
     def warm_up(self) -> None:
-        """Have the first launch behind, which may take longer than a handshake may."""
+        """Run the first launch, which may take longer than a handshake is allowed to take."""
         launcher, words = self.launcher("plain", 1), self.memory.pinned_words(3)
         words.store(0, 1)
         launcher.wait(self.launch(launcher, words.address(0), words.address(1), 1, words.address(2)))
 
     @staticmethod
     def launch(launcher: Any, own: int, following: int, turns: int, outcome: int) -> int:
-        """Launch a handshake between words at these addresses."""
+        """Launch a handshake between the words at these addresses."""
         words = (own, following, turns, _TIMEOUT_NS, outcome)
         arguments = b"".join(word.to_bytes(8, sys.byteorder) for word in words)
         serial: int = launcher.launch(_NAME, _NO_SHAPE, 1, 1, 0, arguments)
@@ -74,7 +75,7 @@ class _Gpu:
 
 
 def _ring(gpu: _Gpu, kind: str, ranks: int) -> bool:
-    """Tell whether kernels that each wait for the one before run side by side."""
+    """Return whether kernels that each wait for their predecessor run side by side."""
     launchers = [gpu.launcher(kind, ranks) for _ in range(ranks)]
     words = gpu.memory.pinned_words(2 * ranks)
     serials = [
@@ -89,7 +90,7 @@ def _ring(gpu: _Gpu, kind: str, ranks: int) -> bool:
 
 
 def _side_by_side(gpu: _Gpu) -> Finding:
-    """How many ranks' kernels run side by side, by kind of launch; and the kind to use, None where neither works."""
+    """Find how many ranks' kernels run side by side, by kind of launch, and the kind to use: None if neither works."""
     found = dict.fromkeys(_KINDS, 1)
     for ranks in _RANKS:
         for kind in _KINDS:
@@ -104,10 +105,10 @@ def _side_by_side(gpu: _Gpu) -> Finding:
 
 
 def _pinned_atomics(gpu: _Gpu) -> Finding:
-    """Whether a kernel and the host can add to one word of the host's memory without losing any."""
+    """Find whether a kernel and the host can add to the same word of host memory without losing additions."""
     turns, most = 20_000, 1_000_000
     launcher, words = gpu.launcher("plain", 1), gpu.memory.pinned_words(3)
-    words.store(0, turns)  # it waits for no other kernel
+    words.store(0, turns)  # the kernel waits for no other
     serial = gpu.launch(launcher, words.address(0), words.address(1), turns, words.address(2))
     added = 0
     while not launcher.finished(serial):
@@ -121,7 +122,7 @@ def _pinned_atomics(gpu: _Gpu) -> Finding:
 
 
 def _heaps(gpu: _Gpu) -> Finding:
-    """Whether a heap's words are clear though its memory was used before; and whether that memory is."""
+    """Find whether a heap's words are clear although its memory was used before, and whether the rest is dirty."""
     size, cleared = 2 << 20, 4096
     offsets = (0, cleared - 8, cleared, size - 8)
     for _ in range(2):
@@ -133,7 +134,7 @@ def _heaps(gpu: _Gpu) -> Finding:
 
 
 def _import(gpu: _Gpu) -> Finding:
-    """Whether a heap's memory can be exported, imported and used at two addresses."""
+    """Find whether a heap's memory can be exported, imported and used at two addresses."""
     size = 2 << 20
     own = gpu.cuda.make_heap(gpu.context, size, size, 4096, True)
     peer = gpu.cuda.map_heap(gpu.context, own.descriptor, own.bytes, own.mapped)
@@ -142,7 +143,7 @@ def _import(gpu: _Gpu) -> Finding:
 
 
 def _mapping_beside_a_kernel(gpu: _Gpu) -> Finding:
-    """Whether memory can be made and mapped while a kernel waits."""
+    """Find whether memory can be allocated and mapped while a kernel waits."""
     launcher, words = gpu.launcher("plain", 1), gpu.memory.pinned_words(3)
     serial = gpu.launch(launcher, words.address(0), words.address(1), 1, words.address(2))
     heap = gpu.cuda.make_heap(gpu.context, 2 << 20, 2 << 20, 0, False)
@@ -162,7 +163,7 @@ _QUESTIONS: tuple[Callable[[_Gpu], Finding], ...] = (
 
 
 def look() -> Iterator[Finding]:
-    """Ask one question after the other; first of all, where the GPU is open, say what it is."""
+    """Yield the answer to one question after another; the first answer, once the GPU is open, is its name."""
     try:
         gpu = _Gpu()
         gpu.warm_up()
@@ -173,32 +174,32 @@ def look() -> Iterator[Finding]:
     for question in _QUESTIONS:
         try:
             yield question(gpu)
-        except Exception as error:  # the others may be answered all the same
+        except Exception as error:  # the others may still be answered
             yield {"error": f"{question.__name__.strip('_')}: {type(error).__name__}: {error}"}
 
 
 def observe(
     command: list[str] | None = None, seconds: float = SECONDS, ready_seconds: float = READY_SECONDS
 ) -> Finding:
-    """Let a process look, and return what it has found; it is killed when its time is up.
+    """Probe the GPU in a process of its own and return the findings; the process is killed when its time is up.
 
     Parameters
     ----------
     command
-        What looks: prints a JSON object per line, the first when it is ready. Default: this module.
+        The probe: prints one JSON object per line, the first when it is ready. Default: this module.
     seconds
-        For its findings.
+        Time for its findings.
     ready_seconds
-        Until it is ready.
+        Time until it is ready.
 
     Returns
     -------
     dict
-        `gpu`: its name, once it could be used. `launch`: "cooperative", "plain", or None where ranks cannot share this
-        GPU. `side_by_side`: by kind, how many kernels that waited for each other ended well. `pinned_atomics`:
-        "atomic", or what was lost. `heap_words_clear`, `memory_is_handed_out_dirty`, `heap_import`,
-        `mapping_beside_a_kernel`: bool. `errors`: what was raised, or that findings stopped coming. What was not found
-        out is absent.
+        `gpu`: name of the GPU, once it could be used. `launch`: "cooperative", "plain", or None if ranks cannot share
+        this GPU. `side_by_side`: for each kind of launch, how many kernels that waited for each other completed.
+        `pinned_atomics`: "atomic", or what was lost. `heap_words_clear`, `memory_is_handed_out_dirty`, `heap_import`,
+        `mapping_beside_a_kernel`: bool. `errors`: what was raised, or a note that findings stopped coming. Keys without
+        an answer are absent.
     """
     command = command or [sys.executable, "-m", "deep_ep_py.device.canary"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -224,13 +225,13 @@ def observe(
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # one that the driver holds in the kernel cannot be killed
+        with suppress(subprocess.TimeoutExpired):  # a process that the driver holds in the kernel cannot be killed
             process.wait(_LAST_SECONDS)
     return found
 
 
 def _read(source: Any, lines: queue.SimpleQueue[str]) -> None:
-    """Pass lines on, and an empty one at the end."""
+    """Forward JSON lines, followed by an empty one at the end."""
     for line in source:
         if line.startswith("{"):
             lines.put(line)

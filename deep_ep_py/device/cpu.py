@@ -1,4 +1,4 @@
-"""The CPU as a device: kernels run on the executor, tensors lie in memory that the ranks share."""
+"""The CPU as a device: kernels run on the executor, and tensors are in memory shared by the ranks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _DLPACK_TYPES = {
     torch.int32: (0, 32),
     torch.uint8: (1, 8),
 }
-"""Type code and bits, as DLPack has them."""
+"""DLPack's type code and bits."""
 
 
 @cache
 def _carried(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
-    """Return the type that tensors of a type are handed over as, with its code and bits.
+    """Return the type under which tensors of `dtype` are handed over, with its code and bits.
 
-    Not every torch takes FP8 by DLPack: types of one byte come as uint8, those of two as bfloat16.
+    Not every torch accepts FP8 over DLPack, so one-byte types travel as uint8 and two-byte types as bfloat16.
     """
     carried = {1: torch.uint8, 2: torch.bfloat16}.get(dtype.itemsize, dtype)
     return carried, *_DLPACK_TYPES[carried]
 
 
 class CpuDevice:
-    """The CPU: kernels run as fibers, in a thread that waits for them: the caller's, or a Driver's."""
+    """The CPU: kernels run as fibers in the thread that waits for them, which is the caller's or a Driver's."""
 
     torch_device = torch.device("cpu")
     asynchronous = False
@@ -51,13 +51,13 @@ class CpuDevice:
     comm_stream = None
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
-        """Half the machine's memory, divided among the ranks. Pages that are never touched cost nothing."""
+        """Return half the machine's memory divided by the ranks; pages that are never touched cost nothing."""
         del by_nics
         share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * ranks)
         return share, share
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
-        """Plain memory in one process, nameless shared memory between several. New pages are zero."""
+        """Allocate plain memory in one process, anonymous shared memory between several; new pages are zero."""
         del first, cleared, by_nics
         return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
 
@@ -67,28 +67,28 @@ class CpuDevice:
         return C.Heap.map(descriptor, size)
 
     def make_copy(self, size: int) -> C.Heap:
-        """Plain memory."""
+        """Allocate plain memory."""
         return C.Heap.make_plain(size)
 
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
-        """Make one over the executor."""
+        """Make a runtime over the executor."""
         return C.Runtime(options, heaps, network)
 
     def refusal_of_gpu(self, gpu: str) -> str:
-        """See `Device`: nothing is asked."""
+        """Refuse no GPU; see `Device`."""
         del gpu
         return ""
 
     def blocks_for(self, moved: float) -> int:
-        """One, for any call."""
+        """Return 1 for any call."""
         del moved
         return self.blocks
 
     def allocate(
         self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool
     ) -> torch.Tensor | None:
-        """Straight from the arena, which gets the memory back with the last reference: that is the last use."""
-        del grows  # it is all there
+        """Allocate straight from the arena; the last reference is the last use, and returns the memory."""
+        del grows  # all of it exists from the start
         carried, code, bits = _carried(dtype)
         capsule = runtime.allocate(shape, code, bits)
         if capsule is None:
@@ -97,43 +97,43 @@ class CpuDevice:
         return tensor if carried is dtype else tensor.view(dtype)
 
     def view(self, address: int, size: int) -> torch.Tensor:
-        """Through a C array at that address."""
+        """Wrap a C array at that address."""
         if size == 0:
             return torch.empty(0, dtype=torch.uint8, device="cpu")
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
-        """Nothing: they are part of the extension, for any shape."""
+        """Do nothing: the kernels are part of the extension, for any shape."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
-        """Past the caches where all ranks' copies would not fit into them."""
+        """Copy, bypassing the caches if all ranks' copies would not fit into them."""
         streaming = source.nbytes * ranks > C.STREAMING_THRESHOLD
         C.copy_row_to_many([target.data_ptr()], source.data_ptr(), source.nbytes, streaming)
 
     def capturing(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def synchronize(self) -> None:
-        """Nothing: no graphs are replayed."""
+        """Do nothing: no graphs are replayed."""
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
-        """Nothing: there are no streams."""
+        """Do nothing: there are no streams."""
         del on_comm_stream
         return nullcontext()
 
     def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Nothing: there are no streams."""
+        """Do nothing: there are no streams."""
         return nullcontext
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
-        """Wait for the event; torch has done what it was asked when it returns."""
+        """Wait for the event; torch's own work is complete when its calls return."""
         if event is not None:
             event.current_stream_wait()
 
     def order_caller_after(
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
     ) -> EventHandle:
-        """Nothing: the Buffer waits for its kernels itself."""
+        """Do nothing: the Buffer waits for its kernels itself."""
         del tensors, async_finish, on_comm_stream
         return EventHandle()

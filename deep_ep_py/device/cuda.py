@@ -1,4 +1,4 @@
-"""A GPU. Kernels run on a stream of their own, ordered with the caller's by events as DeepEP orders them."""
+"""A GPU as a device: kernels run on a stream of their own, ordered with the caller's by events as in DeepEP."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ _PINNED_ARENA_BYTES = 64 << 20
 
 
 class CudaDevice:
-    """A GPU. Kernels are compiled for the shapes in use, or come from the cache, and are launched through the driver.
+    """A GPU: kernels are compiled for the shapes in use, or come from the cache, and are launched through the driver.
 
     Parameters
     ----------
     device
         `torch.device("cuda", n)`.
     sharers
-        Ranks of the Buffer that are on this GPU.
+        Number of the Buffer's ranks on this GPU.
     linked
-        Whether the ranks are several processes, which as a rule have a GPU each.
+        Whether the ranks are several processes, which usually have one GPU each.
     make_launcher
-        Makes what launches for all of them at once, kernels `of_each_rank`. Default: each launches for itself.
+        Makes the launcher that launches the kernels `of_each_rank`, for all sharers at once. Default: each rank
+        launches for itself.
 
     Attributes
     ----------
     context : native.C.cuda.Context
-        Its primary context.
+        The GPU's primary context.
 
     Raises
     ------
     CudaError
-        There is no driver, or no such GPU; or torch is too old.
+        There is no CUDA driver or no such GPU, or torch is too old.
     """
 
     asynchronous = True
@@ -88,11 +89,11 @@ class CudaDevice:
         self.blocks = min(_UNMEASURED_BLOCKS, self.max_blocks)
 
     def refusal_of_gpu(self, gpu: str) -> str:
-        """See `Device`. Signals are atomic additions, which CUDA promises between GPUs only where they are native."""
+        """See `Device`. Signals are atomic additions, which CUDA guarantees between GPUs only if they are native."""
         try:
             peer = self.context.peer(gpu) if gpu else None
         except CudaError as error:
-            return f"how their GPUs use each other's memory cannot be asked: {error}"
+            return f"cannot query how their GPUs use each other's memory: {error}"
         if peer is None or (peer.access and peer.native_atomics):
             return ""
         if not peer.access:
@@ -110,9 +111,9 @@ class CudaDevice:
             return None
 
     def blocks_for(self, moved: float) -> int:
-        """By the rates that `python -m deep_ep_py rates` has measured on such a GPU; else a fixed number.
+        """Choose by the rates that `python -m deep_ep_py rates` measured on such a GPU; otherwise use a fixed number.
 
-        Where ranks launch together it is fixed too: by the rates each would take its own.
+        The number is also fixed where ranks launch together: by the rates each rank would choose its own.
         """
         if self._gathered or self._rates is None:
             return self.blocks
@@ -120,17 +121,18 @@ class CudaDevice:
 
     @cached_property
     def comm_stream(self) -> torch.cuda.Stream:
-        """Where kernels run."""
+        """The stream that kernels run on."""
         return torch.cuda.ExternalStream(self._launcher.stream, device=self.torch_device)
 
     @cached_property
     def _pool(self) -> torch.cuda.MemPool:
-        # torch's allocator deals out the arena, so that tensors there are reused in the order of streams, as all are.
+        # torch's allocator manages the arena, so that its tensors are reused in stream order like all others.
         return torch.cuda.MemPool(_pool_allocator().allocator())
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
-        """A little at first, at most this rank's share of an eighth of the GPU's memory; a little of the host's, all at
-        once, where NICs must know of it.
+        """Start small and grow to at most this rank's share of an eighth of the GPU's memory.
+
+        Where NICs must know of the memory, it is a small amount of host memory, all of it from the start.
         """
         del ranks
         if by_nics:
@@ -139,8 +141,10 @@ class CudaDevice:
         return min(most, self.first_arena_bytes), most
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
-        """Physical memory, mapped, with a descriptor where other processes need one. The host's, pinned, where threads
-        of the host stand for NICs or a proxy hands it to a network: its new pages are zero.
+        """Map physical memory, with a descriptor if other processes need one.
+
+        Where host threads stand in for NICs, or a proxy hands the heap to a network, it is pinned host memory, whose
+        new pages are zero.
         """
         if by_nics:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
@@ -153,7 +157,7 @@ class CudaDevice:
         return C.cuda.map_heap(self.context, descriptor, size, first)
 
     def make_copy(self, size: int) -> C.Heap:
-        """Memory of the host, pinned."""
+        """Allocate pinned host memory."""
         return self._pinned(C.Heap.make_plain(size))
 
     def _pinned(self, heap: Any) -> Any:
@@ -161,16 +165,16 @@ class CudaDevice:
         return heap
 
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
-        """Make one over this device's launcher."""
+        """Make a runtime over this device's launcher."""
         return C.cuda.make_runtime(options, heaps, network, self.context, self._launcher)
 
     def allocate(
         self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool
     ) -> torch.Tensor | None:
-        """From a pool over the arena, which may grow for the next calls where it has no room.
+        """Allocate from a pool over the arena, which may grow for the next calls if it has no room.
 
-        None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool. None, too,
-        where torch's allocator is configured so that it serves no such pool.
+        Returns None during a capture, because a graph's tensors must stay where they are and come from the graph's own
+        pool. Also returns None if torch's allocator is configured such that it serves no such pool.
         """
         if self._pool_refused or self.capturing():
             return None
@@ -192,12 +196,12 @@ class CudaDevice:
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def view(self, address: int, size: int) -> torch.Tensor:
-        """By the interface that CUDA libraries exchange arrays by."""
+        """Wrap the bytes through the CUDA array interface."""
         interface = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
         return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device=self.torch_device)
 
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
-        """Compile or find, and load, what is not loaded yet."""
+        """Compile, or find in the cache, and load the kernels that are not loaded yet."""
         missing = [name for name in kernels if not self._launcher.loaded(name, self._key(name, shape))]
         if missing:
             with compiling():
@@ -220,20 +224,20 @@ class CudaDevice:
         target.copy_(source)
 
     def capturing(self) -> bool:
-        """Tell whether the device's current stream is being captured."""
+        """Return whether the device's current stream is being captured."""
         with torch.cuda.device(self.torch_device):
             return torch.cuda.is_current_stream_capturing()
 
     def synchronize(self) -> None:
-        """Wait for all of its streams."""
+        """Wait for all streams of the device."""
         torch.cuda.synchronize(self.torch_device)
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
-        """Make tensors on the communication stream, or on the current one."""
+        """Allocate tensors on the communication stream, or on the current one."""
         return torch.cuda.stream(self.comm_stream) if on_comm_stream else nullcontext()
 
     def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
-        """The current stream."""
+        """Select the stream that is current now."""
         return partial(torch.cuda.stream, torch.cuda.current_stream(self.torch_device))
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
@@ -266,20 +270,20 @@ class CudaDevice:
 
 
 def bulk_copies(architecture: str) -> bool:
-    """Tell whether kernels copy rows by bulk copies: where there are such, unless the environment says otherwise."""
+    """Return whether kernels use bulk copies for rows: if the GPU has them and the environment does not say no."""
     from deep_ep_py.jit import has_bulk_copies
 
     return choices.chosen(choices.COPIES) == "bulk" and has_bulk_copies(architecture)
 
 
 def _is_of_the_gpu(error: RuntimeError) -> bool:
-    """Tell what a kernel or the driver has failed of from what torch's allocator will not do."""
+    """Return whether a kernel or the driver has failed, as opposed to a refusal by torch's allocator."""
     return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
 
 
 @cache
 def _warn_of_refused_pool(why: str) -> None:
-    """Once in a process: all Buffers will meet the same."""
+    """Warn once per process: all Buffers will meet the same refusal."""
     _log.warning(
         "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; "
         "PYTORCH_CUDA_ALLOC_CONF=%s: expected without expandable_segments:True",
@@ -290,5 +294,5 @@ def _warn_of_refused_pool(why: str) -> None:
 
 @cache
 def _pool_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
-    """One for all pools, never freed: tensors outlive Buffers."""
+    """Return the one allocator for all pools; it is never freed, because tensors outlive Buffers."""
     return torch.cuda.memory.CUDAPluggableAllocator(str(C.__file__), "deep_ep_pool_allocate", "deep_ep_pool_free")

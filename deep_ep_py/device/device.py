@@ -1,4 +1,4 @@
-"""Where tensors live and kernels run: what an engine asks of a device."""
+"""The interface through which an engine uses a device, where tensors live and kernels run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from deep_ep_py.core.events import EventHandle
 from deep_ep_py.core.native import C
 
 Shape = tuple[int, int, int]
-"""What kernels are compiled for: ranks, bytes of a row, top-k."""
+"""The values that kernels are compiled for: ranks, bytes of a row, top-k."""
 
 Compiling = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which peers are told that this rank compiles."""
+"""Makes a context during which peers are notified that this rank is compiling."""
 
 MakeLauncher = Callable[..., Any]
-"""Makes what launches kernels on a GPU, of its context, `warps`, those of a block, `bulk_copies` and `cooperative`."""
+"""Makes a GPU's kernel launcher from its context, `warps` (of a block), `bulk_copies` and `cooperative`."""
 
 
 class Device(Protocol):
@@ -27,23 +27,23 @@ class Device(Protocol):
     Attributes
     ----------
     torch_device : torch.device
-        Of tensors.
+        The device of tensors.
     asynchronous : bool
-        Whether an operation's call returns before its kernels have ended even without `async_finish`.
+        Whether the call of an operation returns before its kernels have ended, even without `async_finish`.
     blocks : int
-        Of a kernel that moves no rows; of others see `blocks_for`.
+        Thread blocks of a kernel that moves no rows; for the other kernels see `blocks_for`.
     calls : int
-        Operations of a Buffer that are expected to be on their way at once.
+        Operations of a Buffer that are expected to be in flight at once.
     fabrics : tuple of str
-        How ranks on such devices may reach each other.
+        The fabrics by which ranks on such devices may reach each other.
     default_fabrics : tuple of str
-        Those of them that are tried where the caller names none, in this order.
+        The fabrics that are tried, in this order, if the caller names none.
     gpu : str
-        Names it among those of the machine's processes; empty: it is none.
+        Identifies the GPU among those of the machine's processes; empty if the device is not a GPU.
     poison : bool
-        Whether memory may be filled with a pattern before it is written, to make reading it unwritten show.
+        Whether memory may be filled with a pattern before it is written, to expose reads of unwritten memory.
     fresh_memory_is_slow : bool
-        Whether outputs that no peer uses are better taken from the heap all the same, whose pages are there already.
+        Whether even outputs that no peer uses should come from the heap, whose pages already exist.
     """
 
     torch_device: torch.device
@@ -58,75 +58,85 @@ class Device(Protocol):
 
     @property
     def comm_stream(self) -> Any:
-        """torch.cuda.Stream that kernels run on, or None."""
+        """The torch.cuda.Stream that kernels run on, or None."""
 
     def refusal_of_gpu(self, gpu: str) -> str:
-        """Return why this GPU and another do not use each other's memory as kernels need it; empty: they do, or this
-        process does not see the other.
+        """Return why this GPU and another cannot use each other's memory the way kernels need it.
+
+        The result is empty if they can, or if this process does not see the other GPU.
         """
 
     def blocks_for(self, moved: float) -> int:
-        """Return the blocks of a kernel that reads and writes so many bytes of rows, where no Config says otherwise."""
+        """Return the blocks for a kernel that reads and writes `moved` bytes of rows, unless a Config sets them."""
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
-        """Return how much memory for outputs a rank takes at first, and at most, where the caller names no size;
+        """Return the initial and the maximum size of a rank's memory for outputs, if the caller names none.
+
         `by_nics`: NICs reach the heap too.
         """
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
-        """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once.
+        """Make this rank's heap: at least `size` bytes once it has grown, of which the `first` exist from the start.
 
         The first `cleared` bytes, the header and the signal words, are zero before any peer can reach them. Nothing may
-        be assumed of the others.
+        be assumed about the rest.
         """
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
         """Map a peer's heap."""
 
     def make_copy(self, size: int) -> C.Heap:
-        """Make zeroed memory for a copy of the first bytes of a heap that cannot be mapped."""
+        """Allocate zeroed memory for a copy of the first bytes of a heap that cannot be mapped."""
 
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
-        """Make what launches kernels; `network`: how ranks that are not mapped are reached."""
+        """Make the runtime, which launches kernels; `network`: how ranks that are not mapped are reached."""
 
     def allocate(
         self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool
     ) -> torch.Tensor | None:
-        """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room.
-        Then that memory may grow, for later tensors, if it `grows`.
+        """Allocate a non-empty tensor in a runtime's memory for outputs, which peers see.
+
+        Returns None if there is no room; with `grows` that memory may then grow for later tensors.
         """
 
     def view(self, address: int, size: int) -> torch.Tensor:
-        """Return bytes of a heap as a tensor, which does not keep them."""
+        """Return bytes of a heap as a tensor, which does not keep them alive."""
 
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
-        """Have kernels ready, in the context of `compiling` if that takes time: once an operation has begun, nothing
-        may be loaded.
+        """Get kernels ready, in the context of `compiling` if that takes time.
+
+        Nothing may be loaded once an operation has begun.
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
-        """Copy a contiguous tensor into another of its size, as the caller's next work, while all `ranks` ranks do."""
+        """Copy a contiguous tensor into another of its size as the caller's next work, while all `ranks` ranks do."""
 
     def capturing(self) -> bool:
-        """Tell whether the caller's work goes into a graph, to be run later."""
+        """Return whether the caller's work is being captured into a graph, to run later."""
 
     def synchronize(self) -> None:
         """Wait until all kernels on the device have ended."""
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
-        """Let tensors made in the body be used first by the kernels if so asked, else by the caller's own work."""
+        """Return a context for allocating tensors.
+
+        With `on_comm_stream` their first use is by the kernels, otherwise by the caller's own work.
+        """
 
     def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what makes a context in which the caller's work goes, also later, to where it goes now."""
+        """Return a factory of contexts in which the caller's work goes, even later, to where it goes now."""
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
-        """Let the kernels launched next wait for the event and, unless `on_comm_stream`, for all that the caller has
-        queued.
+        """Make the kernels launched next wait for the event.
+
+        Unless `on_comm_stream`, they also wait for all work that the caller has queued.
         """
 
     def order_caller_after(
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
     ) -> EventHandle:
-        """Let the caller's next work wait for the kernels launched so far; if `async_finish` only for the event that is
-        returned, and keep the memory of `tensors`, which these kernels use, from being reused before.
+        """Make the caller's next work wait for the kernels launched so far.
+
+        With `async_finish` only the returned event waits for them, and the memory of `tensors`, which these kernels
+        use, is not reused before that.
         """

@@ -1,8 +1,8 @@
-"""Queues to a GPU: kernels of ranks that share one would wait for each other, so there must be one for each rank.
+"""Hardware queues of a GPU: kernels of ranks that share a queue would wait for each other, so each rank needs its own.
 
-The driver takes their number from the environment, and no documentation says when: when it is opened, initialised, or
-makes its context. So the variable is there before the process begins, wherever that can be had. This module imports
-nothing that opens the driver.
+The CUDA driver takes their number from the environment, and no documentation says when: on opening, on initialization,
+or on creation of its context. Therefore the variable is set before the process starts wherever possible. This module
+imports nothing that opens the driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 VARIABLE, QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
-"""The most queues that there may be, and what asks for them."""
+"""The variable that asks for queues, and the maximum number of queues."""
 
 _log = logging.getLogger("deep_ep_py")
 _LIBRARY = "libcuda.so.1"
@@ -22,7 +22,7 @@ _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
 def began_with_queues() -> bool:
-    """Tell whether the variable was set when this process began."""
+    """Return whether the variable was set when this process started."""
     try:
         environment = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
@@ -31,7 +31,7 @@ def began_with_queues() -> bool:
 
 
 def driver_initialised() -> bool:
-    """Tell whether anything in this process has initialised the driver, without opening it."""
+    """Return whether anything in this process has initialized the CUDA driver, without opening it."""
     try:
         driver = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
@@ -40,7 +40,7 @@ def driver_initialised() -> bool:
 
 
 def needs_restart() -> bool:
-    """Tell whether there is a driver, and this process began without the variable."""
+    """Return whether there is a CUDA driver and this process started without the variable."""
     if began_with_queues():
         return False
     try:
@@ -53,7 +53,7 @@ def needs_restart() -> bool:
 def restart_with_queues() -> None:
     """Restart this process's program with the variable set, if `needs_restart`.
 
-    To be called before a program does anything else: what it has done is lost.
+    Call this before the program does anything else: what it has done by then is lost.
     """
     if not needs_restart():
         return
@@ -64,12 +64,12 @@ def restart_with_queues() -> None:
 
 
 def provide_hardware_queues() -> None:
-    """Have as many queues to the GPU as there may be. For libraries, which cannot restart the program.
+    """Ask for the maximum number of queues to the GPU. For libraries, which cannot restart the program.
 
     Raises
     ------
     RuntimeError
-        This process has used torch's CUDA already, with fewer.
+        This process has already used torch's CUDA, with fewer queues.
     """
     import torch
 
@@ -78,6 +78,6 @@ def provide_hardware_queues() -> None:
     found = f"{VARIABLE}={os.environ.get(VARIABLE)}: expected {QUEUES}, set before this process uses CUDA"
     if torch.cuda.is_initialized():
         raise RuntimeError(f"{found}, so that ranks that share a GPU do not wait for each other's launches")
-    if driver_initialised():  # as torch.cuda.is_available() does
+    if driver_initialised():  # torch.cuda.is_available() does so
         _log.warning("%s; it is set now, which may be too late: ranks that share a GPU may time out", found)
     os.environ[VARIABLE] = str(QUEUES)

@@ -1,4 +1,4 @@
-"""Which device a Buffer's tensors are on."""
+"""The choice of the device that a Buffer's tensors are on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _make_cpu: Callable[[], Device] = CpuDevice
 
 @contextmanager
 def cpu_made_by(make: Callable[[], Device]) -> Iterator[None]:
-    """Have Buffers on the CPU that are made meanwhile, by any thread, use another device, which tools provide."""
+    """Make CPU Buffers that any thread creates in this context use another device; tools provide it."""
     global _make_cpu
     before, _make_cpu = _make_cpu, make
     try:
@@ -26,10 +26,10 @@ def cpu_made_by(make: Callable[[], Device]) -> Iterator[None]:
 
 
 def make_device(device: torch.device, sharers: int, linked: bool, make_launcher: MakeLauncher | None = None) -> Device:
-    """Return the device by torch's name for it; "cuda" is the current one.
+    """Return the device that torch's device names; "cuda" is the current GPU.
 
-    `sharers`: ranks that are on it; `linked`: others are in other processes. `make_launcher`: where the sharers launch
-    together.
+    `sharers`: number of ranks on it. `linked`: whether other ranks are in other processes. `make_launcher`: given if
+    the sharers launch together.
     """
     if device.type == "cpu":
         return _make_cpu()

@@ -1,4 +1,4 @@
-"""How many blocks a call gets by default: as few as move its rows about as fast as all would, by measured rates."""
+"""The default number of blocks of a call: the fewest that, by measured rates, are about as fast as all of them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SLACK = 0.05
-"""How much longer than with all blocks a call may take: what blocks it does without, computation gets."""
+"""How much longer a call may take than with all blocks: the blocks that it saves are left to computation."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What blocks of a kernel that moves rows can do, measured.
+    """The measured throughput of the blocks of a kernel that moves rows.
 
     Parameters
     ----------
     per_block
-        Bytes a second, read and written, of one block alone.
+        Bytes per second, read and written, of a single block.
     most
-        The same of as many blocks as help: what memory or links give.
+        The same for as many blocks as help: the limit of memory or links.
     startup
-        Seconds that a call takes which moves nothing.
+        Seconds that a call takes if it moves nothing.
 
     Raises
     ------
@@ -43,14 +43,14 @@ class Rates:
                 raise ValueError(f"{name}={value!r}: expected a positive number")
 
     def seconds(self, moved: float, blocks: int, share: int = 1) -> float:
-        """Return how long a call takes: `startup + moved / min(blocks * per_block, most / share)`.
+        """Return the duration of a call: `startup + moved / min(blocks * per_block, most / share)`.
 
         Parameters
         ----------
         moved
-            Bytes that it reads and writes.
+            Bytes that the call reads and writes.
         blocks
-            Of its kernel.
+            Blocks of its kernel.
         share
             Ranks that share the memory.
         """
@@ -63,7 +63,7 @@ class Rates:
         return max(1, min(max_blocks, needed))
 
     def save(self, file: Path) -> None:
-        """Write them to a file at once: a reader finds all of them or what was there before."""
+        """Write the rates to a file atomically: a reader finds all of them or the previous content."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", suffix=".tmp", delete=False) as written:
             written.write(json.dumps(asdict(self), indent=2) + "\n")
@@ -71,7 +71,7 @@ class Rates:
 
     @staticmethod
     def load(file: Path) -> Rates | None:
-        """Read what `save` wrote; None where there is no file.
+        """Read what `save` wrote; return None if there is no file.
 
         Raises
         ------
@@ -89,14 +89,14 @@ class Rates:
 
 
 def rates_file(folder: Path, gpu: str, copies: str, linked: bool) -> Path:
-    """Return where rates are kept.
+    """Return the file in which rates are kept.
 
     Parameters
     ----------
     folder
-        Of compiled kernels.
+        The folder of compiled kernels.
     gpu
-        Its name.
+        Name of the GPU.
     copies
         How rows are copied, "bulk" or "vector".
     linked
@@ -107,5 +107,5 @@ def rates_file(folder: Path, gpu: str, copies: str, linked: bool) -> Path:
 
 
 def destinations(topk: int, ranks: int) -> float:
-    """Return to how many ranks a token goes on average where experts are equally popular: R (1 - (1 - 1/R)^k)."""
+    """Return the mean number of ranks that a token goes to if experts are equally popular: R (1 - (1 - 1/R)^k)."""
     return ranks * (1 - (1 - 1 / ranks) ** topk)

@@ -1,4 +1,4 @@
-"""What the cgroups of this process leave it: memory, and time of CPUs, in either version of Linux's interface."""
+"""Limits of memory and CPU time that cgroups set for this process, in both versions of the interface."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from deep_ep_py.doctor.files import Files
 
 _ROOT = "/sys/fs/cgroup"
 _NO_LIMIT = 1 << 60
-"""Version 1 writes a number beyond any memory where there is no limit."""
+"""Without a limit, version 1 reports a number larger than any memory."""
 
 
 def memory_bytes(files: Files) -> int | None:
-    """Return the least limit of memory of the process's cgroup and all above it; None where there is none."""
+    """Return the lowest memory limit of the process's cgroup and its ancestors; None if there is none."""
     limits = []
     for folder, version in _folders(files, "memory"):
         limit = files.text(f"{folder}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")
@@ -22,12 +22,12 @@ def memory_bytes(files: Files) -> int | None:
 
 
 def cpu_quota(files: Files) -> float | None:
-    """Return of how many CPUs the process's cgroups give it the time; None where they set no limit."""
+    """Return the CPU time limit of the process's cgroups, as a number of CPUs; None if there is none."""
     quotas = []
     for folder, version in _folders(files, "cpu"):
         if version == 2:
             words = (files.text(f"{folder}/cpu.max") or "").split()
-        else:  # a quota of -1: no limit
+        else:  # a quota of -1 means no limit
             words = [files.text(f"{folder}/cpu.cfs_{which}_us") or "" for which in ("quota", "period")]
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
@@ -37,8 +37,8 @@ def cpu_quota(files: Files) -> float | None:
 def _folders(files: Files, controller: str) -> Iterator[tuple[str, int]]:
     """Yield the folders that may limit the process, from the root down, and the version of their interface.
 
-    Inside a container the root may be the process's own cgroup, and the path to it be the host's: then only the first
-    folder is there.
+    Inside a container, the root may be the process's own cgroup while the path is that of the host; then only the first
+    folder exists.
     """
     for line in (files.text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -1,4 +1,4 @@
-"""What the CUDA driver says of the GPUs that this process sees, asked through libcuda without making a context."""
+"""Facts that the CUDA driver reports about this process's GPUs, read through libcuda without creating a context."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _NAME_BYTES = 128
 
 
 class DriverUnavailableError(RuntimeError):
-    """The driver cannot be asked; the message says why."""
+    """Failure to query the driver; the message says why."""
 
 
 class NoGpuError(DriverUnavailableError):
-    """The driver is there, and shows this process no GPU."""
+    """A driver that shows this process no GPU."""
 
 
 @dataclass(frozen=True)
 class DriverGpu:
-    """A GPU, by its number in this process.
+    """The driver's facts about a GPU.
 
     Attributes
     ----------
     name, address : str
-        Its model, and its PCI address.
+        The model and the PCI address.
     rdma : bool
-        Whether NICs may reach its memory (GPUDirect RDMA).
+        Whether NICs can access its memory (GPUDirect RDMA).
     ordering : int
-        For whom their writes are ordered: `NO_ORDERING`, `OWNER_ORDERING` or `ALL_ORDERING`.
+        Which GPUs see the writes of NICs in order: `NO_ORDERING`, `OWNER_ORDERING` or `ALL_ORDERING`.
     dma_buf, fabric_handles : bool
-        Whether its memory can be given away as dma-buf, and to GPUs of other nodes.
+        Whether its memory can be exported as dma-buf, and to GPUs of other nodes.
     """
 
     name: str
@@ -51,16 +51,16 @@ class DriverGpu:
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """All that it says.
+    """All facts that the driver reports.
 
     Attributes
     ----------
     version : str
-        Of CUDA, the newest that it supports, as "13.0".
+        The newest CUDA version that it supports, for example "13.0".
     gpus : tuple of DriverGpu
-        In their order.
+        The GPUs, in the order of their numbers in this process.
     access, atomics : frozenset of (int, int)
-        Pairs of GPUs of which the first may load from and store to the second's memory, and change it atomically.
+        Pairs of GPUs of which the first can load from and store to the memory of the second, and modify it atomically.
     """
 
     version: str
@@ -70,24 +70,24 @@ class DriverFacts:
 
 
 def read_driver(library: str = LIBRARY) -> DriverFacts:
-    """Ask the driver.
+    """Query the driver.
 
     Parameters
     ----------
     library
-        Its name or path.
+        Name or path of its library.
 
     Raises
     ------
     NoGpuError
-        It has no GPU for this process.
+        The driver shows this process no GPU.
     DriverUnavailableError
-        It is not there, or fails.
+        The driver is missing, or a call fails.
     """
     try:
         driver = _Driver(ctypes.CDLL(library))
     except OSError as error:
-        raise DriverUnavailableError(str(error)) from None  # which names the library
+        raise DriverUnavailableError(str(error)) from None  # its message names the library
     driver.call("cuInit", ctypes.c_uint(0))
     version = driver.integer("cuDriverGetVersion")
     number = driver.integer("cuDeviceGetCount")
@@ -110,7 +110,7 @@ def read_driver(library: str = LIBRARY) -> DriverFacts:
 
 
 class _Driver:
-    """Calls functions of the library, and turns what they return into exceptions."""
+    """A wrapper that calls functions of the library and raises exceptions for their errors."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -126,7 +126,7 @@ class _Driver:
             raise DriverUnavailableError(f"{name} fails: {self._text(result)}")
 
     def integer(self, name: str, *arguments: Any) -> int:
-        """Return what a function stores where its first argument points."""
+        """Return the value that a function stores through its first argument."""
         value = ctypes.c_int()
         self.call(name, ctypes.byref(value), *arguments)
         return value.value
@@ -138,7 +138,7 @@ class _Driver:
         return buffer.value.decode(errors="replace")
 
     def attribute(self, which: int, device: ctypes.c_int) -> int:
-        """Return an attribute of a device; 0 for one that this driver does not know yet."""
+        """Return an attribute of a device; 0 if this driver does not know it."""
         try:
             return self.integer("cuDeviceGetAttribute", ctypes.c_int(which), device)
         except DriverUnavailableError:

@@ -21,9 +21,9 @@ _OF_A_PROCESS = ("GPUs of this process", "Software", "Environment", "Paths")
 
 
 def examine(files: Files) -> list[Section]:
-    """Return all that can be said of the machine that the files describe.
+    """Return all sections on the machine that the files describe.
 
-    What belongs to this process and this machine judges no other: of a copy it is not read.
+    For a copy of another machine's files, facts about this process and this machine are not read.
     """
     process = Process(os.environ, nvshmem_version()) if files.live else None
     sections = [host(files), limits(files), gpus(files, process), network(files, process)]

@@ -1,4 +1,4 @@
-"""The files in which Linux describes a machine."""
+"""Access to the files in which Linux describes a machine."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 from pathlib import Path
 
 _MAX_LINKS = 40
-"""On the way to one file, as Linux allows: more lead in a circle."""
+"""Maximum number of links to follow for one file, as in Linux; more are taken for a cycle."""
 
 
 class Files:
-    """Reads /proc, /sys and the like, or a copy of another machine's.
+    """A reader for /proc, /sys and the like, or for a copy of another machine's.
 
-    Links are followed within the root, wherever they point: an absolute link in a copy never leads to this machine.
+    All links are resolved within the root, so an absolute link in a copy never leads to this machine.
 
     Parameters
     ----------
     root : Path
-        The folder that holds them.
+        The folder that contains them.
     live : bool
-        Whether they are those of this process's machine, so that /proc/self is this process.
+        Whether they belong to the machine of this process, so that /proc/self is this process.
     """
 
     def __init__(self, root: Path, live: bool = False) -> None:
@@ -27,37 +27,37 @@ class Files:
         self.live = live
 
     def path(self, path: str) -> Path | None:
-        """Return where a file lies that the machine knows by an absolute path; None where links lead in a circle."""
+        """Return the location of a file, given by its absolute path on the machine; None if links form a cycle."""
         parts = self._follow(path)
         return None if parts is None else self.root.joinpath(*parts)
 
     def text(self, path: str) -> str | None:
-        """Return a file's text without blanks around it; None where it cannot be read."""
+        """Return a file's text without surrounding whitespace; None if it cannot be read."""
         data = self._read(path)
         return None if data is None else data.decode(errors="replace").strip().strip("\0")
 
     def number(self, path: str) -> int | None:
-        """Return the number that a file holds; None where it cannot be read or holds none."""
+        """Return the number in a file; None if it cannot be read or does not contain one."""
         try:
             return int(self.text(path) or "", 0)
         except ValueError:
             return None
 
     def data(self, path: str) -> bytes:
-        """Return a file's bytes; none where it cannot be read."""
+        """Return a file's bytes, or no bytes if it cannot be read."""
         return self._read(path) or b""
 
     def _read(self, path: str) -> bytes | None:
         try:
             place = self.path(path)
-            if place is None or not place.is_file():  # a pipe would wait for its writer
+            if place is None or not place.is_file():  # reading a pipe would wait for its writer
                 return None
             return place.read_bytes()
         except OSError:
             return None
 
     def names(self, path: str) -> list[str]:
-        """Return what a folder holds, in order; nothing where it cannot be read."""
+        """Return the sorted names of a folder's entries, or none if it cannot be read."""
         try:
             place = self.path(path)
             return [] if place is None else sorted((entry.name for entry in place.iterdir()), key=_by_number)
@@ -65,7 +65,7 @@ class Files:
             return []
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is such a file or folder."""
+        """Return whether a file or folder exists."""
         try:
             place = self.path(path)
             return place is not None and place.exists()
@@ -73,12 +73,12 @@ class Files:
             return False
 
     def resolved(self, path: str) -> str:
-        """Return the path that a link leads to, as the machine knows it; the link's own where it leads in a circle."""
+        """Return the path that a link leads to on the machine; the path of the link itself if links form a cycle."""
         parts = self._follow(path)
         return path if parts is None else "/" + "/".join(parts)
 
     def _follow(self, path: str) -> list[str] | None:
-        """Return the names from the root down to a file, none of which is a link."""
+        """Return the names from the root down to a file, with all links resolved."""
         ahead, done, links = path.split("/")[::-1], list[str](), 0
         while ahead:
             name = ahead.pop()
@@ -89,7 +89,7 @@ class Files:
                 continue
             try:
                 target = os.readlink(self.root.joinpath(*done, name))
-            except (OSError, ValueError):  # no link, or nothing at all
+            except (OSError, ValueError):  # not a link, or it does not exist
                 done.append(name)
                 continue
             links += 1

@@ -1,4 +1,4 @@
-"""What is said of a machine: findings with a verdict each, in sections."""
+"""Findings on a machine, each with a verdict, in sections."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 
 class Verdict(enum.Enum):
-    """What a finding means for the library."""
+    """The meaning of a finding for the library."""
 
     GOOD = "good"
     """As it should be."""
     INFO = "info"
     """Neither good nor bad by itself."""
     ABSENT = "absent"
-    """Not on this machine; what needs it cannot be used, and nothing is wrong."""
+    """Not on this machine: features that need it cannot be used, but nothing is wrong."""
     WARNING = "warning"
-    """It works, worse than it could; or whether it does cannot be read here."""
+    """It works less well than it could, or whether it works cannot be determined here."""
     ERROR = "error"
-    """Something that is here does not work as it is set."""
+    """Something that is present does not work as it is configured."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Finding:
     Parameters
     ----------
     name : str
-        Of what.
+        The subject.
     verdict : Verdict
-        What it means.
+        What the finding means.
     value : str
         What was read.
     reason : str
-        Why it matters; empty where the value says it all.
+        Why it matters; empty if the value is self-explanatory.
     note : str
-        What to do about it, in words; empty where nothing has to be done.
+        What to do about it, in words; empty if nothing needs to be done.
     command : str
-        What to type for that, as a shell takes it; empty where there is no such command.
+        The shell command for that; empty if there is none.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Finding:
     command: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """Return it as the report's file has it."""
+        """Return the finding for the JSON report."""
         return {**asdict(self), "verdict": self.verdict.value}
 
 
 @dataclass(frozen=True)
 class Section:
-    """Findings that belong together."""
+    """A group of related findings."""
 
     title: str
     findings: tuple[Finding, ...]
@@ -68,22 +68,22 @@ class Section:
         return Section(title, tuple(findings))
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the report's file has it."""
+        """Return the section for the JSON report."""
         return {"title": self.title, "findings": [finding.as_json() for finding in self.findings]}
 
 
 def not_read(name: str) -> Finding:
-    """Return the finding on what only a process on the machine itself can know, for a copy of its files."""
+    """Return the finding for facts that cannot be read from a copy of a machine's files."""
     return Finding(name, Verdict.INFO, "not read: --root")
 
 
 def count(number: int, of: str) -> str:
-    """Return a number of things as people write it: "1 GPU", "2 GPUs", "no GPUs"."""
+    """Return a count in words: "1 GPU", "2 GPUs", "no GPUs"."""
     return f"{number or 'no'} {of}{'' if number == 1 else 's'}"
 
 
 def worst(sections: Iterable[Section]) -> Verdict:
-    """Return the gravest verdict of all; `Verdict.GOOD` where there is none."""
+    """Return the most severe verdict of all; `Verdict.GOOD` if there is none."""
     order = list(Verdict)
     verdicts = [finding.verdict for section in sections for finding in section.findings]
     return max(verdicts, key=order.index, default=Verdict.GOOD)

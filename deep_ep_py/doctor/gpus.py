@@ -1,4 +1,4 @@
-"""The GPUs of this machine and their kernel driver, and what lets NICs and GPUs reach each other."""
+"""The GPUs of this machine, their kernel driver, and the prerequisites for NICs and GPUs to reach each other."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from deep_ep_py.doctor.pci import PciDevice, read_gpus
 
 _DRIVER = "/proc/driver/nvidia"
 _DMA_BUF_KERNEL = (5, 12)
-"""Since when a NIC's driver may take memory by dma-buf."""
+"""The first Linux version in which a NIC's driver can access memory by dma-buf."""
 _OVERRIDE = "PeerMappingOverride"
 
 
 def gpus(files: Files, process: Process | None) -> Section:
-    """Describe GPUs, driver and the ways to their memory.
+    """Describe GPUs, driver and the access to GPU memory.
 
     Parameters
     ----------
     files
-        Of the machine.
+        The files of the machine.
     process
-        This one; None where the files are another machine's.
+        This process; None if the files belong to another machine.
     """
     return Section.of("GPUs", _gpus(files, process))
 
 
 def _driver_version(files: Files) -> str | None:
-    """Return the version of NVIDIA's kernel driver, as "570.86.15"; None where it is not loaded."""
+    """Return the version of NVIDIA's kernel driver, for example "570.86.15"; None if it is not loaded."""
     found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", files.text(f"{_DRIVER}/version") or "")
     return found[1] if found else None
 
 
 def _has_open_driver(files: Files) -> bool:
-    """Tell whether NVIDIA's kernel driver is the open one, which gives memory away as dma-buf."""
+    """Return whether NVIDIA's kernel driver is the open one, which exports memory as dma-buf."""
     return "Open Kernel Module" in (files.text(f"{_DRIVER}/version") or "")
 
 
@@ -53,7 +53,7 @@ def _gpus(files: Files, process: Process | None) -> Iterator[Finding]:
             Verdict.ERROR,
             f"not loaded, and there {'is' if len(found) == 1 else 'are'} {count(len(found), 'GPU')}",
             "no GPU can be used without it",
-            "load it, and look whether it finds them:",
+            "load it, and check whether it finds them:",
             "sudo modprobe nvidia && nvidia-smi",
         )
     else:
@@ -86,26 +86,26 @@ def _nvlink_domain(files: Files) -> Finding:
         return Finding(
             name,
             Verdict.WARNING,
-            "IMEX is configured, and has no channel here",
+            "IMEX is configured but has no channel here",
             "GPUs of other nodes of the domain cannot be mapped",
-            "IMEX's guide says how to make /dev/nvidia-caps-imex-channels/channel0; this shows whether IMEX runs:",
+            "IMEX's guide says how to create /dev/nvidia-caps-imex-channels/channel0; this shows whether IMEX runs:",
             "systemctl status nvidia-imex",
         )
-    return Finding(name, Verdict.ABSENT, "no IMEX channels", "NVLink, where there is any, ends at this node")
+    return Finding(name, Verdict.ABSENT, "no IMEX channels", "NVLink, if there is any, ends at this node")
 
 
 def _dma_buf(files: Files) -> tuple[bool, str]:
-    """Tell whether NICs can take GPU memory by dma-buf, and by what or why not."""
+    """Return whether NICs can access GPU memory by dma-buf, and how or why not."""
     kernel = kernel_version(files)
     if not _has_open_driver(files):
-        return False, "no dma-buf, which needs NVIDIA's open kernel modules"
+        return False, "no dma-buf, which requires NVIDIA's open kernel modules"
     if kernel is not None and kernel < _DMA_BUF_KERNEL:
-        return False, f"no dma-buf for NICs, which needs Linux {'.'.join(map(str, _DMA_BUF_KERNEL))} or newer"
+        return False, f"no dma-buf for NICs, which requires Linux {'.'.join(map(str, _DMA_BUF_KERNEL))} or newer"
     return True, "dma-buf, by the open kernel modules"
 
 
 def connectx_to_memory(files: Files) -> Finding:
-    """Say by what a ConnectX takes memory of a GPU."""
+    """Describe how a ConnectX can access GPU memory."""
     name = "ConnectX to GPU memory"
     if files.exists("/sys/module/nvidia_peermem"):
         return Finding(name, Verdict.GOOD, "nvidia_peermem is loaded")
@@ -116,27 +116,27 @@ def connectx_to_memory(files: Files) -> Finding:
         name,
         Verdict.INFO,
         f"nvidia_peermem is not loaded; {how}",
-        "these NICs cannot register GPU memory; the proxy does not need that, its rows go through host memory",
+        "these NICs cannot register GPU memory; the proxy does not need that, since its rows go through host memory",
         "load the module:",
         "sudo modprobe nvidia_peermem",
     )
 
 
 def _efa_to_memory(files: Files, nic: Nic) -> Finding:
-    """EFA's own driver says in a file who gives it memory of devices; the kernel's driver has no such file."""
+    """Describe how EFA can access GPU memory. EFA's own driver names the provider in a file; the kernel's has none."""
     name, provider = f"{nic.name} to GPU memory", files.text(f"/sys/class/infiniband/{nic.name}/device/p2p")
     if provider:
         return Finding(name, Verdict.GOOD, f"by {provider}, as its driver says")
     works, how = _dma_buf(files)
     if works:
         return Finding(name, Verdict.GOOD, how)
-    driver = how if provider is None else f"its driver knows of no GPU's driver; {how}"
-    reason = "it cannot register GPU memory; the proxy does not need that, its rows go through host memory"
+    driver = how if provider is None else f"its driver knows no GPU driver; {how}"
+    reason = "it cannot register GPU memory; the proxy does not need that, since its rows go through host memory"
     return Finding(name, Verdict.INFO, driver, reason)
 
 
 def doorbells(files: Files, judged: bool) -> Finding:
-    """Say whether a GPU can ring a NIC's doorbell, as it does only where the driver maps the NIC's registers for it."""
+    """Describe whether a GPU can ring a NIC's doorbell, which requires the driver to map the NIC's registers for it."""
     name, unset = "doorbells from GPUs", Verdict.WARNING if judged else Verdict.INFO
     parameters = files.text(f"{_DRIVER}/params")
     if parameters is None:
@@ -148,14 +148,14 @@ def doorbells(files: Files, judged: bool) -> Finding:
         return Finding(name, Verdict.GOOD, f"{_OVERRIDE}=1")
     reason = "NVSHMEM cannot map the doorbells of NICs for GPUs, and falls back to a CPU thread that rings them"
     if not judged:
-        reason = "it matters to NVSHMEM alone, whose kernels need it to ring NICs themselves"
+        reason = "it matters only to NVSHMEM, whose kernels need it to ring NICs themselves"
     if settings:  # a second line would replace the first, wherever that is
         return Finding(
             name,
             unset,
-            f"{_OVERRIDE} is {value or 'not set'}, other RegistryDwords are",
+            f"{_OVERRIDE} is {value or 'not set'}, but other RegistryDwords are",
             reason,
-            f"add {_OVERRIDE}=1; to NVreg_RegistryDwords in the file that this finds, and restart the machine:",
+            f"add {_OVERRIDE}=1; to NVreg_RegistryDwords in the file that this finds, and reboot:",
             "grep -r NVreg_RegistryDwords /etc/modprobe.d",
         )
     return Finding(
@@ -163,7 +163,7 @@ def doorbells(files: Files, judged: bool) -> Finding:
         unset,
         f"{_OVERRIDE} is not set",
         reason,
-        "set it, and restart the machine:",
+        "set it, and reboot:",
         f"""echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="{_OVERRIDE}=1;"' | """
         "sudo tee /etc/modprobe.d/nvidia-peer-mapping.conf",
     )

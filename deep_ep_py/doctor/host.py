@@ -1,4 +1,4 @@
-"""The processors and the memory of a machine, and what this process has of them."""
+"""The processors and memory of a machine, and the share of this process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ENOUGH_CPUS = 2
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What a process may use of the memory.
+    """The memory that a process may use.
 
     Attributes
     ----------
     bytes : int
-        At most.
+        The limit.
     of_cgroup : bool
-        Whether the process's cgroup sets it, as a container's does; else the machine has no more.
+        Whether the process's cgroup sets the limit, as in a container; otherwise it is the memory of the machine.
     """
 
     bytes: int
@@ -33,7 +33,7 @@ class MemoryLimit:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes as people write it."""
+    """Return a number of bytes in a readable form."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -46,7 +46,7 @@ def host(files: Files) -> Section:
 
 
 def memory_limit(files: Files) -> MemoryLimit | None:
-    """Return the smaller of what the machine has and what the process's cgroup gives it; None where neither is told."""
+    """Return the smaller of the machine's memory and the limit of the process's cgroup; None if both are unknown."""
     limits = []
     total = re.search(r"^MemTotal:\s+(\d+) kB", files.text("/proc/meminfo") or "", re.MULTILINE)
     if total:
@@ -58,7 +58,7 @@ def memory_limit(files: Files) -> MemoryLimit | None:
 
 
 def kernel_version(files: Files) -> tuple[int, int] | None:
-    """Return Linux's version, as (6, 8); None where it is not told."""
+    """Return the Linux version, for example (6, 8); None if it is unknown."""
     found = re.match(r"(\d+)\.(\d+)", files.text("/proc/sys/kernel/osrelease") or "")
     return (int(found[1]), int(found[2])) if found else None
 
@@ -88,16 +88,16 @@ def _cpus(files: Files) -> Finding:
         return Finding("CPUs", Verdict.INFO, f"{len(online)} online, {numa}" if online else "unknown")
     listed = re.search(r"^Cpus_allowed_list:\s*(\S+)", files.text("/proc/self/status") or "", re.MULTILINE)
     allowed = _list_of_cpus(listed[1] if listed else None)
-    # The list of those that a process may use has CPUs that are offline, or not plugged in, too.
+    # The list of allowed CPUs includes CPUs that are offline or not present.
     usable = len(allowed & online) if allowed and online else len(allowed or online)
     if not usable:
         return Finding("CPUs", Verdict.INFO, "unknown")
     quota = cpu_quota(files)
-    limited = f", the time of {quota:.3g} by its cgroup" if quota is not None and quota < usable else ""
+    limited = f", limited to the time of {quota:.3g} by its cgroup" if quota is not None and quota < usable else ""
     value = f"{usable} of {len(online) or usable} for this process{limited}, {numa}"
     if min(usable, usable if quota is None else quota) < _ENOUGH_CPUS:
-        reason = "the thread that drives the network takes turns with the program's own"
-        return Finding("CPUs", Verdict.WARNING, value, reason, "give the job more CPUs, as by docker run --cpus")
+        reason = "the thread that drives the network competes with those of the program"
+        return Finding("CPUs", Verdict.WARNING, value, reason, "give the job more CPUs, for example docker run --cpus")
     return Finding("CPUs", Verdict.INFO, value)
 
 
@@ -111,17 +111,17 @@ def _memory(files: Files) -> Finding:
 
 def _shared_memory(files: Files) -> Finding:
     name = "/dev/shm"
-    why = "heaps do not lie there; libfabric's provider shm and torch's data loaders need it"
-    note = "if this is a container, start it by docker run --shm-size=8g, or with --ipc=host"
+    why = "heaps are not there, but libfabric's provider shm and torch's data loaders need it"
+    note = "if this is a container, start it with docker run --shm-size=8g or --ipc=host"
     try:
         place = files.path(name)
         found = None if place is None else os.statvfs(place)
     except OSError:
         found = None
     if found is None:
-        return Finding(name, Verdict.WARNING, "not there", why, note)
-    if not files.live:  # a copy lies on some other file system
-        return Finding(name, Verdict.INFO, "there, of unknown size", why)
+        return Finding(name, Verdict.WARNING, "missing", why, note)
+    if not files.live:  # a copy is on another file system
+        return Finding(name, Verdict.INFO, "present, size unknown", why)
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     value = f"{size_text(size)}, {size_text(free)} free"
     if free < _ENOUGH_SHM:

@@ -1,4 +1,4 @@
-"""The ranks of a job that torchrun has started: their machines, and how each reaches the others."""
+"""The ranks of a job started by torchrun: their machines, and the paths between them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from deep_ep_py.doctor.measured import Pair, buffer_bytes, measure
 
 @dataclass
 class Machine:
-    """What is said of one.
+    """A machine of the job.
 
     Attributes
     ----------
     name : str
-        Its host name.
+        The host name.
     ranks : list of int
-        That are on it, in order.
+        The ranks on it, in order.
     sections : list of Section
-        As its first rank has found them.
+        The findings of its first rank.
     """
 
     name: str
@@ -37,19 +37,19 @@ class Machine:
 
 @dataclass
 class Job:
-    """What is said of all; of a machine alone, without ranks, routes and pairs.
+    """The report on a job; for a single machine without a job, there are no ranks, routes and pairs.
 
     Attributes
     ----------
     machines : list of Machine
-        In the order of their first ranks.
+        The machines, in the order of their first ranks.
     routes : list of list of str
-        By rank, and by rank: "peer" where it is reached by loads and stores, else the fabric. Empty where no Buffer
-        could be made, or was asked for.
+        For each rank, how it reaches each rank: "peer" for loads and stores, otherwise the fabric. Empty if no Buffer
+        could be made, or none was requested.
     pairs : list of Pair
-        What was measured of each two ranks; empty where that was not asked for.
+        The measurement of each pair of ranks; empty if none was requested.
     failure : str
-        What a rank has failed of; else empty.
+        The failures of ranks; empty if there were none.
     """
 
     machines: list[Machine]
@@ -58,7 +58,7 @@ class Job:
     failure: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the report's file has it."""
+        """Return the job for the JSON report."""
         machines = [
             {"name": one.name, "ranks": one.ranks, "sections": [section.as_json() for section in one.sections]}
             for one in self.machines
@@ -69,7 +69,7 @@ class Job:
 
 @dataclass
 class _Tried:
-    """What became of a rank's Buffer."""
+    """The outcome of making a Buffer on a rank."""
 
     routes: list[str] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
@@ -77,37 +77,37 @@ class _Tried:
 
 
 def is_one_of_several() -> bool:
-    """Tell whether torchrun, or what sets the same variables, has started this process beside others."""
+    """Return whether torchrun, or a launcher that sets the same variables, started this as one of several processes."""
     size = os.environ.get("WORLD_SIZE", "1")
     return {"RANK", "MASTER_ADDR"} <= os.environ.keys() and size.isdecimal() and int(size) > 1
 
 
 def examine_job(sections: list[Section], measured: bool) -> Job | None:
-    """Make a Buffer of all ranks, and collect what each has found and which path it would take to each other.
+    """Make a Buffer of all ranks, and collect the findings of each rank and the paths that it would take.
 
     Parameters
     ----------
     sections
-        What this rank has found of its machine.
+        This rank's findings on its machine.
     measured
-        Whether each path is timed.
+        Whether to time each path.
 
     Returns
     -------
     Job or None
-        On rank 0; None on the others.
+        The job on rank 0; None on the others.
     """
     dist.init_process_group("gloo")
     try:
         tried, buffer = _Tried(), None
         try:
             buffer = _try(tried, measured)
-        except Exception as error:  # of whatever kind: it is what the user would see
+        except Exception as error:  # any kind, since the user would see it too
             tried.failure = f"{type(error).__name__}: {error}"
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, (machine_name(), socket.gethostname(), sections, tried))
         if buffer is not None:
-            buffer.destroy()  # not before: the others may still meet
+            buffer.destroy()  # not earlier: the others may still be making theirs
     finally:
         dist.destroy_process_group()
     if int(os.environ["RANK"]) != 0:
@@ -127,7 +127,7 @@ def examine_job(sections: list[Section], measured: bool) -> Job | None:
 
 
 def _by_text(failures: list[str]) -> list[str]:
-    """Return what ranks have failed of, each text once."""
+    """Return the failures of ranks, with ranks that failed alike in one text."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(failures):
         if text:

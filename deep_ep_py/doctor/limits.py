@@ -1,4 +1,4 @@
-"""The limits of this process: memory that it may lock, and files that it may open."""
+"""The limits of this process for locked memory and open files."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from deep_ep_py.doctor.findings import Finding, Section, Verdict, not_read
 from deep_ep_py.doctor.host import memory_limit, size_text
 
 _ENOUGH_FILES = 4096
-"""A rank holds a socket and a few descriptors for each other rank of its machine, and a socket for each of others."""
+"""A rank has a socket and a few descriptors per rank of its machine, and a socket per rank of other machines."""
 _AMPLE_FILES = 65536
-_IPC_LOCK = 14  # CAP_IPC_LOCK, as linux/capability.h numbers it
+_IPC_LOCK = 14  # CAP_IPC_LOCK in linux/capability.h
 _ALL_IDS = ["0", "0", "4294967295"]
 _UNLIMITED = "unlimited"
 
 
 @dataclass(frozen=True)
 class _Limit:
-    """What a process may use, and up to where it may raise that itself; None: without limit."""
+    """The soft and hard limit of a resource; None: unlimited."""
 
     soft: int | None
     hard: int | None
 
 
 def limits(files: Files) -> Section:
-    """Describe what bounds this process."""
+    """Describe the limits of this process."""
     return Section.of("Limits of this process", _limits(files) if files.live else [not_read("limits")])
 
 
@@ -65,8 +65,8 @@ def _open_files(limit: _Limit) -> Finding:
         Verdict.WARNING,
         value,
         reason,
-        f"raise the hard limit: for a container by docker run --ulimit nofile={_AMPLE_FILES}, else by this and a new "
-        "login:",
+        f"raise the hard limit: for a container with docker run --ulimit nofile={_AMPLE_FILES}, otherwise with this "
+        "and a new login:",
         f"echo '* - nofile {_AMPLE_FILES}' | sudo tee /etc/security/limits.d/nofile.conf",
     )
 
@@ -79,10 +79,10 @@ def _locked_memory(limit: _Limit, files: Files) -> Finding:
     if memory and limit.soft >= memory.bytes:
         return Finding(name, Verdict.GOOD, value)
     if _ignores_locked_memory(files):
-        return Finding(name, Verdict.GOOD, f"{value}, which CAP_IPC_LOCK lifts")
+        return Finding(name, Verdict.GOOD, f"{value}, but CAP_IPC_LOCK overrides it")
     if not files.names("/sys/class/infiniband"):
         return Finding(name, Verdict.INFO, value, "RDMA NICs would need more")
-    reason = "an RDMA NIC locks the memory that it may reach: a larger heap is refused"
+    reason = "memory that an RDMA NIC accesses must be locked: a larger heap is refused"
     if limit.hard is None:
         return Finding(
             name, Verdict.WARNING, value, reason, "raise it in the shell that starts the job:", "ulimit -l unlimited"
@@ -92,14 +92,16 @@ def _locked_memory(limit: _Limit, files: Files) -> Finding:
         Verdict.WARNING,
         value,
         reason,
-        "raise the hard limit: for a container by docker run --ulimit memlock=-1, else by this and a new login:",
+        "raise the hard limit: for a container with docker run --ulimit memlock=-1, otherwise with this and a new "
+        "login:",
         "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/memlock.conf",
     )
 
 
 def _ignores_locked_memory(files: Files) -> bool:
-    """Tell whether registering memory may pass the limit: with CAP_IPC_LOCK in the machine's own user namespace. In one
-    that a rootless container has made for itself it does not count.
+    """Return whether registering memory may exceed the limit.
+
+    That requires CAP_IPC_LOCK in the initial user namespace; in the namespace of a rootless container it has no effect.
     """
     capabilities = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", files.text("/proc/self/status") or "", re.MULTILINE)
     has = capabilities is not None and bool(int(capabilities[1], 16) >> _IPC_LOCK & 1)

@@ -1,4 +1,4 @@
-"""How fast rows travel between each two ranks of a job."""
+"""Measurement of the transfer rate and latency between each pair of ranks of a job."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _ROWS = 1024
 _ITERATIONS = 5
 
 HOW_MEASURED = (
-    "medians over pairs, of dispatches in which each rank sends 14.7 MB, or one row, to one other, all at the same "
-    "time: first to ranks of their nodes, then to those of other nodes"
+    "medians over pairs: dispatches in which all ranks at the same time send 14.7 MB, or one row, to one other rank, "
+    "first within nodes, then between nodes"
 )
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What one rank has received from another, while all ranks sent to one each.
+    """The measurement of one rank receiving from another, while every rank sends to one other.
 
     Attributes
     ----------
     source, destination : int
         The ranks.
     path : str
-        As the destination reaches the source.
+        The path by which the destination reaches the source.
     gb_per_s : float
-        Of a dispatch of 14.7 MB.
+        Rate of a dispatch of 14.7 MB.
     us : float
-        Of a dispatch of one row.
+        Time of a dispatch of one row.
     """
 
     source: int
@@ -46,33 +46,33 @@ class Pair:
     us: float
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the report's file has it."""
+        """Return the pair for the JSON report."""
         return asdict(self)
 
 
 def buffer_bytes(ranks: int) -> int:
-    """Return the `num_nvl_bytes` that measuring needs."""
+    """Return the `num_nvl_bytes` that the measurement needs."""
     return Buffer.get_dispatch_config(ranks).get_nvl_buffer_size_hint(_ROW_BYTES, ranks)
 
 
 def measure(buffer: Buffer, routes: list[str], device: torch.device) -> list[Pair]:
-    """Have each rank send to each other, all at the same time to one each, and time it at the receiver.
+    """Time transfers between all pairs of ranks at the receiver; in each round, every rank sends to one other.
 
-    Either all of them stay inside their nodes or all go to other nodes, so that no path waits for a slower one.
+    In a round, either all transfers are within nodes or all are between nodes, so that no path waits for a slower one.
 
     Parameters
     ----------
     buffer
-        Of all ranks.
+        The Buffer of all ranks.
     routes
-        By rank: the path to it.
+        The path to each rank.
     device
-        Where tensors are.
+        The device of the tensors.
 
     Returns
     -------
     list of Pair
-        In which this rank is the destination: means of 5 dispatches, one after the other.
+        The pairs in which this rank is the destination; each value is the mean of 5 consecutive dispatches.
     """
     found = []
     for source, target in rounds(buffer.rank, buffer.group_size, buffer._engine.topology.ranks_per_node):
@@ -82,7 +82,7 @@ def measure(buffer: Buffer, routes: list[str], device: torch.device) -> list[Pai
 
 
 def rounds(rank: int, ranks: int, ranks_per_node: int) -> Iterator[tuple[int, int]]:
-    """Yield by round from whom a rank receives and to whom it sends, those inside its node first."""
+    """Yield, for each round, the rank to receive from and the rank to send to; rounds within the node come first."""
     node, place = divmod(rank, ranks_per_node)
     nodes = ranks // ranks_per_node
     for far in range(nodes):
@@ -114,11 +114,11 @@ def _seconds(buffer: Buffer, target: int, rows: int, device: torch.device) -> fl
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if received[0].shape[0] != rows:
-            raise RuntimeError(f"{received[0].shape[0]} rows have come, and {rows} were sent")
+            raise RuntimeError(f"received {received[0].shape[0]} rows, expected {rows}")
 
     once()
-    # One after the other: each waits for what its source sends, so ranks keep in step without a meeting between them,
-    # in which one that fails would leave the others.
+    # Dispatches run one after the other. Each waits for its source, so the ranks stay in step without a barrier, at
+    # which a rank that fails would leave the others waiting.
     began = time.perf_counter()
     for _ in range(_ITERATIONS):
         once()
@@ -127,16 +127,16 @@ def _seconds(buffer: Buffer, target: int, rows: int, device: torch.device) -> fl
 
 @dataclass(frozen=True)
 class Summary:
-    """All pairs of a path.
+    """Summary of all pairs with the same path.
 
     Attributes
     ----------
     path : str
-        Which.
+        The path.
     gb_per_s, us : float
         Medians.
     slowest, latest : Pair
-        Those with the lowest rate, and with the longest time for a row.
+        The pairs with the lowest rate, and with the longest time for a row.
     """
 
     path: str
@@ -147,7 +147,7 @@ class Summary:
 
 
 def summarize(pairs: list[Pair]) -> list[Summary]:
-    """Return what was measured of each path."""
+    """Return a summary for each path."""
     summaries = []
     for path in sorted({pair.path for pair in pairs}):
         those = [pair for pair in pairs if pair.path == path]

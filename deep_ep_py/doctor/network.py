@@ -1,4 +1,4 @@
-"""The RDMA NICs of this machine: what they are, how they are set, and which GPU each is near."""
+"""The RDMA NICs of this machine: their kind, their settings, and the GPU that each is near."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from deep_ep_py.doctor.nvshmem import Process, settings
 from deep_ep_py.doctor.pci import PciDevice, RelaxedOrdering, read_gpus
 
 _WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""From the shortest on, as `nvidia-smi topo -m` names them."""
+"""Connections from the closest to the farthest, as in `nvidia-smi topo -m`."""
 _SHARED_SWITCH = _WAYS[:2]
 
 
 def network(files: Files, process: Process | None) -> Section:
-    """Describe all NICs, what is set for them, and which GPU each is near.
+    """Describe all NICs, their settings, and the GPU that each is near.
 
     Parameters
     ----------
     files
-        Of the machine.
+        The files of the machine.
     process
-        This one; None where the files are another machine's.
+        This process; None if the files belong to another machine.
     """
     return Section.of("RDMA NICs", _network(files, process))
 
@@ -32,7 +32,7 @@ def network(files: Files, process: Process | None) -> Section:
 def _network(files: Files, process: Process | None) -> Iterator[Finding]:
     nics, gpus = read_nics(files), read_gpus(files)
     if not nics:
-        reason = "without RDMA, ranks of different machines talk over TCP, by the proxy"
+        reason = "without RDMA, ranks of different machines communicate over TCP, by the proxy"
         yield Finding("NICs", Verdict.ABSENT, "none", reason)
         return
     for nic in nics:
@@ -48,7 +48,7 @@ def _network(files: Files, process: Process | None) -> Iterator[Finding]:
             "posting by kernels (IBGDA)",
             Verdict.INFO,
             f"possible on {', '.join(nic.name for nic in connectx)}",
-            'from GPUs, with heap="nvshmem"; else the proxy drives them, over libfabric\'s provider verbs;ofi_rxm',
+            'from GPUs, with heap="nvshmem"; otherwise the proxy drives them, over libfabric\'s verbs;ofi_rxm',
         )
         yield from settings(connectx, process)
         yield from _settings_of_firmware(connectx)
@@ -65,14 +65,14 @@ def _nic(nic: Nic) -> Finding:
         facts.append(f"{kind} {nic.device.address}")
     value = ", ".join(filter(None, facts)) or "of an unknown kind"
     if nic.software:
-        value = "made of software" + (f", on {nic.ports[0].interface}" if nic.ports and nic.ports[0].interface else "")
+        value = "software" + (f", on {nic.ports[0].interface}" if nic.ports and nic.ports[0].interface else "")
         return Finding(nic.name, Verdict.INFO, value, "a CPU does its work; it is for tests, and no faster than TCP")
     if any(port.link is Link.IWARP for port in nic.ports):
         reason = "iWARP has no writes with immediate data, which the proxy needs: it uses TCP on this NIC's interface"
         return Finding(nic.name, Verdict.INFO, value, reason)
     if nic.is_connectx:
         return Finding(nic.name, Verdict.GOOD, value)
-    by = "provider efa" if nic.driver == "efa" else "provider verbs;ofi_rxm, if that knows it"
+    by = "provider efa" if nic.driver == "efa" else "provider verbs;ofi_rxm, if that supports it"
     reason = f"kernels cannot post on this NIC: the proxy drives it, over libfabric's {by}"
     return Finding(nic.name, Verdict.INFO, value, reason)
 
@@ -97,7 +97,7 @@ def _inactive(nic: Nic, port: Port, name: str, value: str) -> Finding:
             name,
             Verdict.WARNING,
             value,
-            "its link is up, and no subnet manager has activated it",
+            "its link is up, but no subnet manager has activated it",
             "start a subnet manager on a switch or on one host of this network; this looks for one:",
             f"sudo sminfo -C {quote(nic.name)} -P {port.number}",
         )
@@ -106,8 +106,8 @@ def _inactive(nic: Nic, port: Port, name: str, value: str) -> Finding:
             name,
             Verdict.WARNING,
             value,
-            "it is switched off",
-            "switch it on:",
+            "its interface is down",
+            "bring it up:",
             f"sudo ip link set {quote(port.interface)} up",
         )
     return Finding(
@@ -115,7 +115,7 @@ def _inactive(nic: Nic, port: Port, name: str, value: str) -> Finding:
         Verdict.WARNING,
         value,
         "it has no link",
-        "look at the cable and at the port of the switch; this shows what the NIC sees:",
+        "check the cable and the port of the switch; this shows what the NIC sees:",
         f"ibstat {quote(nic.name)} {port.number}",
     )
 
@@ -128,7 +128,7 @@ def _roce(port: Port, name: str, value: str) -> Finding:
         first = next((gid for gid in routable if "." in gid.address), routable[0])
         of = f" of {first.interface}" if first.interface else ""
         return Finding(name, Verdict.GOOD, f"{value}, RoCEv2 at {first.address}{of} (GID {first.index})")
-    has = "link-local GIDs of RoCEv2 alone" if any(gid.is_version_2 for gid in port.gids) else "no GID of RoCEv2"
+    has = "only link-local RoCEv2 GIDs" if any(gid.is_version_2 for gid in port.gids) else "no RoCEv2 GID"
     return Finding(
         name,
         Verdict.WARNING,
@@ -152,16 +152,16 @@ def _nearest(name: str, device: PciDevice, gpus: list[PciDevice], nics: list[Nic
     if way != "SYS":
         return Finding(name, Verdict.INFO, value, "no GPU shares a PCIe switch with it, so its traffic passes a CPU")
     nearer = [nic.name for nic in nics if nic.device and _shortest(nic.device, gpus) != "SYS"]
-    if not nearer:  # as in a virtual machine, which does not show what hangs on what
-        return Finding(name, Verdict.INFO, value, "the machine does not say of any NIC that it is near a GPU")
-    reason = f"it is on another CPU's side than all GPUs; these are nearer to one: {', '.join(nearer)}"
+    if not nearer:  # as in a virtual machine, which hides the PCIe topology
+        return Finding(name, Verdict.INFO, value, "the machine does not report any NIC as near a GPU")
+    reason = f"it is attached to another CPU than all GPUs; these are nearer to one: {', '.join(nearer)}"
     return Finding(name, Verdict.WARNING, value, reason)
 
 
 def _relaxed_ordering(name: str, device: PciDevice) -> Finding:
     name, ordering = f"{name} relaxed ordering", device.relaxed_ordering
     if ordering is RelaxedOrdering.ALLOWED:
-        reason = "the NIC may reorder writes; signals are atomics, which overtake none"
+        reason = "the NIC may reorder writes; signals are atomics, which do not overtake writes"
         return Finding(name, Verdict.GOOD, "allowed", reason)
     if ordering is RelaxedOrdering.FORBIDDEN:
         return Finding(
@@ -169,23 +169,23 @@ def _relaxed_ordering(name: str, device: PciDevice) -> Finding:
             Verdict.INFO,
             "not allowed",
             "on some platforms this makes writes slower",
-            "look for PCIe relaxed ordering among the settings of the BIOS",
+            "look for PCIe relaxed ordering in the BIOS settings",
         )
     if ordering is RelaxedOrdering.OF_PHYSICAL_FUNCTION:
-        reason = "this is a virtual function, and its host's setting of the physical one counts"
+        reason = "this is a virtual function; the host's setting of the physical function decides"
         return Finding(name, Verdict.INFO, "not readable here", reason)
     return Finding(
         name,
         Verdict.INFO,
         "not readable",
         "only root may read it",
-        "this shows RlxdOrd+ where it is allowed:",
+        "this shows RlxdOrd+ if it is allowed:",
         f"sudo lspci -vvs {device.address} | grep RlxdOrd",
     )
 
 
 def _settings_of_firmware(connectx: Sequence[Nic]) -> Iterator[Finding]:
-    """What the kernel does not tell of ConnectX."""
+    """Yield findings for settings of ConnectX that the kernel does not report."""
     used = [nic for nic in connectx if nic.device and not nic.device.virtual_function]
     if any(port.link is Link.INFINIBAND for nic in used for port in nic.active):
         yield Finding(
@@ -202,6 +202,6 @@ def _settings_of_firmware(connectx: Sequence[Nic]) -> Iterator[Finding]:
             Verdict.INFO,
             "not readable here",
             "nothing here needs packets to arrive in order, so adaptive routing may be on",
-            "NVIDIA's firmware tools tell:",
+            "NVIDIA's firmware tools show it:",
             f"for nic in {addresses}; do sudo mlxreg -d $nic --reg_name ROCE_ACCEL --get; done",
         )

@@ -1,4 +1,4 @@
-"""RDMA NICs, as the kernel describes them below /sys/class/infiniband."""
+"""RDMA NICs, as described by the kernel in /sys/class/infiniband."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from deep_ep_py.doctor.pci import PciDevice, read_device
 IBGDA_DRIVER = "mlx5_core"
 
 _CLASS = "/sys/class/infiniband"
-_IWARP = 4  # RDMA_NODE_RNIC, as the kernel numbers kinds of NICs
+_IWARP = 4  # RDMA_NODE_RNIC of the kernel
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
 @dataclass(frozen=True)
 class Gid:
-    """An address of a port.
+    """An address (GID) of a port.
 
     Attributes
     ----------
     index : int
-        As NVSHMEM_IB_GID_INDEX takes it.
+        The index, as in NVSHMEM_IB_GID_INDEX.
     value : str
-        128 bits as IPv6 writes them.
+        The 128 bits in IPv6 notation.
     kind : str
-        As the kernel names it: "IB/RoCE v1" or "RoCE v2".
+        The kernel's name of the kind: "IB/RoCE v1" or "RoCE v2".
     interface : str
-        Of the network it belongs to; empty where there is none.
+        The network interface that it belongs to; empty if there is none.
     """
 
     index: int
@@ -40,23 +40,23 @@ class Gid:
 
     @property
     def routable(self) -> bool:
-        """Whether it is RoCEv2's, and its packets may pass routers."""
+        """Whether it is a RoCEv2 GID whose packets can pass routers."""
         return self.is_version_2 and not ipaddress.IPv6Address(self.value).is_link_local
 
     @property
     def is_version_2(self) -> bool:
-        """Whether it is RoCEv2's, which travels in UDP."""
+        """Whether it is a RoCEv2 GID, whose packets travel in UDP."""
         return self.kind == "RoCE v2"
 
     @property
     def address(self) -> str:
-        """The address as people write it."""
+        """The address in its usual notation."""
         address = ipaddress.IPv6Address(self.value)
         return str(address.ipv4_mapped or address)
 
 
 class Link(enum.Enum):
-    """What a port speaks."""
+    """The protocol of a port."""
 
     INFINIBAND = "InfiniBand"
     ROCE = "RoCE"
@@ -72,21 +72,21 @@ class Port:
     Attributes
     ----------
     number : int
-        From 1.
+        The port number, from 1.
     state : str
-        What it may carry, as "ACTIVE".
+        The logical state, for example "ACTIVE".
     physical_state : str
-        What becomes of its cable, as "LinkUp"; empty where the kernel does not say.
+        The physical state, for example "LinkUp"; empty if the kernel does not report it.
     rate : str
-        As the kernel writes it.
+        The rate, as reported by the kernel.
     link : Link
-        What it speaks.
+        The protocol.
     gids : tuple of Gid
-        Those that are set.
+        The GIDs that are set.
     interface : str
-        Its network interface; empty where it has none.
+        The network interface; empty if it has none.
     traffic_class : int or None
-        What the system gives to RoCE; None where it is not set, or cannot be read.
+        The system's traffic class for RoCE; None if it is not set, or cannot be read.
     """
 
     number: int
@@ -101,22 +101,22 @@ class Port:
 
 @dataclass(frozen=True)
 class Nic:
-    """A NIC.
+    """An RDMA NIC.
 
     Attributes
     ----------
     name : str
-        As "mlx5_0".
+        The name, for example "mlx5_0".
     driver : str
-        Its kernel module, as "mlx5_core" or "efa"; empty where that cannot be read.
+        The kernel module, for example "mlx5_core" or "efa"; empty if that cannot be read.
     firmware, model : str
-        As the kernel writes them; empty where it does not.
+        As reported by the kernel; empty if it does not report them.
     software : bool
         Whether a CPU does its work, as for rxe and siw.
     device : PciDevice or None
-        Where it sits; None for software, and where that cannot be read.
+        The PCI device; None for software NICs, and if it cannot be read.
     ports : tuple of Port
-        In order.
+        The ports, in order.
     """
 
     name: str
@@ -129,24 +129,24 @@ class Nic:
 
     @property
     def active(self) -> tuple[Port, ...]:
-        """Ports with a link."""
+        """The ports with an active link."""
         return tuple(port for port in self.ports if port.state == "ACTIVE")
 
     @property
     def is_connectx(self) -> bool:
-        """Whether it is one, or a part of one (a function, a subfunction), that kernels could post on."""
+        """Whether it is a ConnectX, or a function or subfunction of one, that kernels could post to."""
         return not self.software and self.driver.split(".")[0] == IBGDA_DRIVER
 
 
 def read_nics(files: Files) -> list[Nic]:
-    """Return all, in order."""
+    """Return all NICs, in order."""
     return [_read_nic(files, name) for name in files.names(_CLASS)]
 
 
 def _read_nic(files: Files, name: str) -> Nic:
     folder = f"{_CLASS}/{name}"
     driver = files.resolved(f"{folder}/device/driver").rsplit("/", 1)[-1]
-    # Older kernels give an rxe the device of its network interface; `parent`, the name of that, no other NIC has.
+    # Older kernels give an rxe NIC the device of its network interface; only rxe has `parent`, the interface's name.
     software = files.exists(f"{folder}/parent") or "/virtual/" in files.resolved(folder)
     device = None if software else read_device(files, f"{folder}/device")
     ids = f"PCI ID {device.vendor:04x}:{device.device:04x}" if device else ""
@@ -185,7 +185,7 @@ def _read_port(files: Files, name: str, number: int, iwarp: bool, driver: str) -
 
 
 def _link(layer: str, iwarp: bool, driver: str) -> Link:
-    """The kernel writes "Ethernet" for iWARP too, and "Unknown" for what is neither that nor InfiniBand."""
+    """Return a port's protocol; the kernel reports "Ethernet" for iWARP too, and "Unknown" for other link layers."""
     if iwarp:
         return Link.IWARP
     if driver == "efa":
@@ -199,7 +199,7 @@ def _read_gids(files: Files, folder: str) -> list[Gid]:
         value = files.text(f"{folder}/gids/{index}") or ""
         if not index.isdecimal() or value == _NO_GID or not _is_address(value):
             continue
-        # These files cannot be read where the entry is of no network.
+        # These files cannot be read if the entry belongs to no network.
         kind = files.text(f"{folder}/gid_attrs/types/{index}") or ""
         gids.append(Gid(int(index), value, kind, files.text(f"{folder}/gid_attrs/ndevs/{index}") or ""))
     return gids
@@ -214,8 +214,10 @@ def _is_address(text: str) -> bool:
 
 
 def _read_traffic_class(files: Files, name: str, port: int) -> int | None:
-    """NVIDIA's drivers have a file that says "Global tclass=106", with lines below it for some flows alone; the
-    connection manager of the kernel has a default, where its configuration is mounted.
+    """Return the system's traffic class for RoCE.
+
+    NVIDIA's drivers have a file with the line "Global tclass=106", followed by lines for individual flows. The kernel's
+    connection manager has a default, if its configuration is mounted.
     """
     text = files.text(f"{_CLASS}/{name}/tc/{port}/traffic_class") or ""
     found = re.search(r"^Global tclass\s*=\s*(0[xX][0-9a-fA-F]+|\d+)\s*$", text, re.MULTILINE)

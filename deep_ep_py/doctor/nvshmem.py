@@ -1,4 +1,4 @@
-"""What is set for NVSHMEM's queue pairs on ConnectX NICs, and whether it suits them."""
+"""Settings of NVSHMEM's queue pairs on ConnectX NICs, and whether they suit the NICs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _Places = Sequence[tuple[Nic, Port]]
 
 @dataclass(frozen=True)
 class Process:
-    """What a live report knows of this process and its packages.
+    """Facts about this process and its packages, for the report on its own machine.
 
     Attributes
     ----------
     environment : mapping
-        Its variables.
+        The environment variables.
     nvshmem : str or None
-        The installed package of NVSHMEM, as "nvidia-nvshmem-cu13 3.4.5"; None where there is none.
+        The installed NVSHMEM package, for example "nvidia-nvshmem-cu13 3.4.5"; None if there is none.
     """
 
     environment: Mapping[str, str]
@@ -33,10 +33,11 @@ class Process:
 
 
 def settings(nics: Sequence[Nic], process: Process | None) -> Iterator[Finding]:
-    """Judge what is set for NVSHMEM, where its kernels could post on NICs (IBGDA) of this machine.
+    """Judge NVSHMEM's settings, if its kernels could post to NICs of this machine (IBGDA).
 
-    NVSHMEM sets its queue pairs up without the kernel's driver, so the traffic class that the system has for RoCE does
-    not reach them. Its own is one for all NICs: RoCE needs it, and on InfiniBand NVSHMEM refuses to start with it.
+    NVSHMEM sets up its queue pairs without the kernel driver, so the system's traffic class for RoCE does not apply to
+    them. NVSHMEM has a single traffic class for all NICs: RoCE needs it, but on InfiniBand NVSHMEM refuses to start
+    with it.
     """
     places = [(nic, port) for nic in nics if nic.is_connectx for port in nic.active]
     if not places:
@@ -68,7 +69,7 @@ def settings(nics: Sequence[Nic], process: Process | None) -> Iterator[Finding]:
             "UDP source ports",
             Verdict.INFO,
             "chosen by NVSHMEM",
-            "its queue pairs may share one, so that switches that hash by it put them all on one link",
+            "its queue pairs may share one, so that switches that hash by port put them all on one link",
         )
 
 
@@ -77,13 +78,13 @@ def _names(places: _Places) -> str:
 
 
 def _use_only(places: _Places) -> str:
-    """The command that leaves NVSHMEM these NICs."""
+    """Return the command that restricts NVSHMEM to these NICs."""
     listed = ",".join(f"{nic.name}:{port.number}" for nic, port in places)
     return f"export {LIST_COUNTS}=1 {HCA_LIST}={quote(listed)}"
 
 
 def _chosen(places: _Places, environment: Mapping[str, str]) -> list[tuple[Nic, Port]]:
-    """Return those that NVSHMEM would use: of its prefix, and of its list where it reads that."""
+    """Return the ports that NVSHMEM would use: those with its prefix and, if it reads its list, in the list."""
     prefix = nics_prefix(environment)
     found = [place for place in places if place[0].name.startswith(prefix)]
     listed = environment.get(HCA_LIST) or ""
@@ -105,14 +106,14 @@ def _none_chosen(places: _Places, environment: Mapping[str, str]) -> Finding:
         "NVSHMEM's NICs",
         Verdict.WARNING,
         f"none, by {' '.join(set_here)}" if set_here else f"none: no name of {_names(places)} begins with mlx5",
-        "NVSHMEM uses NICs whose names begin so, and of these the listed ones; it finds none to post on",
-        "name the prefix that these NICs have in common:",
+        "NVSHMEM uses NICs whose names have this prefix and, of these, the listed ones; it finds none to post to",
+        "set the prefix that these NICs have in common:",
         f"export {HCA_PREFIX}={quote(places[0][0].name.rstrip('0123456789_'))}; unset {HCA_LIST}",
     )
 
 
 def _number(text: str | None) -> int | None:
-    """Return a setting as a number, decimal or 0x...; None where it is not one."""
+    """Return a setting as a number, decimal or 0x...; None if it is not a number."""
     try:
         return int(text or "", 0)
     except ValueError:
@@ -128,16 +129,16 @@ def _both(by_link: Mapping[Link, _Places], given: str | None) -> Finding:
             name,
             Verdict.ERROR,
             f"{TRAFFIC_CLASS}={given}; {value}",
-            "the class is one for all NICs of NVSHMEM, which fails at its start if it is set and one is on InfiniBand",
-            "a class is set, so let NVSHMEM use the NICs on RoCE alone:",
+            "NVSHMEM has one class for all NICs, and fails at startup if it is set and one is on InfiniBand",
+            "a class is set, so let NVSHMEM use only the NICs on RoCE:",
             _use_only(roce),
         )
     return Finding(
         name,
         Verdict.WARNING,
         f"{TRAFFIC_CLASS} is not set; {value}",
-        "the class is one for all NICs of NVSHMEM: RoCE needs it, and InfiniBand forbids it",
-        "no class is set, so let NVSHMEM use the NICs on InfiniBand alone:",
+        "NVSHMEM has one class for all NICs: RoCE needs it, and InfiniBand forbids it",
+        "no class is set, so let NVSHMEM use only the NICs on InfiniBand:",
         _use_only(infiniband),
     )
 
@@ -145,13 +146,13 @@ def _both(by_link: Mapping[Link, _Places], given: str | None) -> Finding:
 def _on_infiniband(places: _Places, given: str | None) -> Finding:
     name = "traffic class"
     if given is None:
-        return Finding(name, Verdict.GOOD, f"not set, as {_names(places)} on InfiniBand need it")
+        return Finding(name, Verdict.GOOD, f"not set, as required by {_names(places)} on InfiniBand")
     return Finding(
         name,
         Verdict.ERROR,
         f"{TRAFFIC_CLASS}={given}; {_names(places)} on InfiniBand",
-        "NVSHMEM fails at its start if it is set on InfiniBand, which has service levels",
-        "take it out of the environment:",
+        "NVSHMEM fails at startup if it is set on InfiniBand, which has service levels instead",
+        "remove it from the environment:",
         f"unset {TRAFFIC_CLASS}",
     )
 
@@ -162,14 +163,14 @@ def _on_roce(places: _Places, given: str | None) -> Finding:
     classes = sorted(set(of_system.values()))
     here = ", ".join(f"{name} has {value}" for name, value in of_system.items())
     if len(classes) == 1:
-        note, command = "use the class that the system has:", f"export {TRAFFIC_CLASS}={classes[0]}"
+        note, command = "use the system's class:", f"export {TRAFFIC_CLASS}={classes[0]}"
     else:
         note = "use the class that your network treats as lossless, a number from 0 to 255:"
         command = f"export {TRAFFIC_CLASS}=CLASS"
     reason = "packets travel in a class that switches may not treat as lossless"
     if given is None:
-        value = f"{TRAFFIC_CLASS} is not set" + (f"; by the system {here}" if here else "")
-        reason = f"NVSHMEM ignores what the system has: {reason}"
+        value = f"{TRAFFIC_CLASS} is not set" + (f"; in the system, {here}" if here else "")
+        reason = f"NVSHMEM ignores the system's class: {reason}"
         return Finding(name, Verdict.WARNING, value, reason, note, command)
     number = _number(given)
     if number is None or not 0 <= number <= 255:
@@ -177,7 +178,7 @@ def _on_roce(places: _Places, given: str | None) -> Finding:
             name, Verdict.ERROR, f"{TRAFFIC_CLASS}={given}", "it is not a number from 0 to 255", note, command
         )
     if classes and classes != [number]:
-        value = f"{TRAFFIC_CLASS}={given}; by the system {here}"
+        value = f"{TRAFFIC_CLASS}={given}; in the system, {here}"
         return Finding(name, Verdict.WARNING, value, reason, note, command)
     return Finding(name, Verdict.GOOD, f"{TRAFFIC_CLASS}={given}")
 
@@ -186,13 +187,13 @@ def _service_level(given: str | None, infiniband: bool) -> Iterator[Finding]:
     name = "service level"
     if given is None:
         if infiniband:
-            yield Finding(name, Verdict.GOOD, "0, since none is set")
+            yield Finding(name, Verdict.GOOD, "0, the default")
         return
     number = _number(given)
     if number is None or not 0 <= number <= 15:
         reason, command = "it is not a number from 0 to 15", f"unset {SERVICE_LEVEL}"
         yield Finding(
-            name, Verdict.ERROR, f"{SERVICE_LEVEL}={given}", reason, "take it out of the environment:", command
+            name, Verdict.ERROR, f"{SERVICE_LEVEL}={given}", reason, "remove it from the environment:", command
         )
     else:
         yield Finding(name, Verdict.INFO, f"{SERVICE_LEVEL}={given}")

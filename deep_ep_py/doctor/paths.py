@@ -1,4 +1,4 @@
-"""The ways that rows can take from this machine."""
+"""The paths that rows can take from this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def paths(files: Files) -> Section:
     Parameters
     ----------
     files
-        Of this machine.
+        The files of this machine.
     """
     return Section.of("Paths", _paths(files))
 
@@ -37,7 +37,7 @@ def _paths(files: Files) -> Iterator[Finding]:
 
 
 def _peer() -> Finding:
-    """Ranks of one machine hand each other files in memory, so it takes no more than that call."""
+    """Describe the path within a machine: ranks share memory files, so only memfd_create must work."""
     try:
         os.close(os.memfd_create("deep_ep_py doctor"))
     except OSError as error:
@@ -54,14 +54,14 @@ def _proxy() -> Finding:
     if not offered:
         return Finding(name, Verdict.ABSENT, "no libfabric", "ranks of several machines cannot make a Buffer")
     asked = os.environ.get(PROVIDER)
-    if asked and asked not in offered:  # which is an error of the environment
+    if asked and asked not in offered:  # reported as an error of the environment
         return Finding(name, Verdict.INFO, f"none, by {PROVIDER}", "a Buffer that needs it cannot be made")
     far = [provider for provider in offered if provider != NEAR_PROVIDER]
     if asked == NEAR_PROVIDER or not far:
         return Finding(
             name,
             Verdict.WARNING,
-            f"libfabric's {NEAR_PROVIDER}, on this machine alone",
+            f"libfabric's {NEAR_PROVIDER}, only on this machine",
             "ranks of several machines cannot make a Buffer",
         )
     return Finding(name, Verdict.GOOD, f"libfabric's {asked or far[0]}")
@@ -71,8 +71,8 @@ def _own_address() -> Finding:
     name = "address for other machines"
     try:
         address = own_address()
-    except ValueError:  # which is an error of the environment
+    except ValueError:  # reported as an error of the environment
         return Finding(name, Verdict.INFO, "unknown", "a Buffer for ranks of several machines cannot be made")
     if ipaddress.ip_address(address).is_loopback:
-        return Finding(name, Verdict.INFO, address, "no other machine reaches this one there")
+        return Finding(name, Verdict.INFO, address, "other machines cannot reach this one there")
     return Finding(name, Verdict.GOOD, address)

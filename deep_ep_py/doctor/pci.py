@@ -1,4 +1,4 @@
-"""PCI devices: where they sit, and what they may do."""
+"""PCI devices: their position and settings."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ _DISPLAY = 0x03  # class code of VGA and 3D controllers
 _CAPABILITIES, _CAPABILITIES_BIT = 0x34, 0x10
 _EXPRESS, _DEVICE_CONTROL, _RELAXED_ORDERING = 0x10, 8, 0x10
 _UNPRIVILEGED_BYTES = 64
-"""Of the configuration space the kernel gives so much to others than root."""
+"""Size of the part of the configuration space that the kernel shows to users other than root."""
 _VIRTUAL_FUNCTIONS = {0x1012, 0x1014, 0x1016, 0x1018, 0x101A, 0x101C, 0x101E, 0xA2D3}
-"""Mellanox's, by device: inside a virtual machine nothing else tells them from physical ones."""
+"""Device IDs of Mellanox's virtual functions; in a virtual machine, only these distinguish them from physical ones."""
 
 
 class RelaxedOrdering(enum.Enum):
-    """Whether a device may let its writes overtake each other, or why that is not known."""
+    """Whether a device may reorder its writes, or why that is unknown."""
 
     ALLOWED = enum.auto()
     FORBIDDEN = enum.auto()
     NOT_READABLE = enum.auto()
     """Only root may read it."""
     OF_PHYSICAL_FUNCTION = enum.auto()
-    """The register of a virtual function says nothing, and that of its physical function is not there."""
+    """The register of a virtual function is meaningless, and that of its physical function is not visible."""
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A device.
+    """A PCI device.
 
     Attributes
     ----------
     address : str
-        As 0000:17:00.0.
+        The address, for example 0000:17:00.0.
     vendor, device : int
-        As the PCI registry numbers them.
+        The PCI IDs.
     kind : int
         The first byte of its class.
     numa_node : int
-        -1 where the machine does not say.
+        The NUMA node; -1 if the machine does not report it.
     bridges : tuple of str
-        From the root of its tree down to it: addresses of what it hangs on.
+        Addresses of the bridges from the root of its tree down to it.
     virtual_function : bool
-        Whether it is a share (SR-IOV) of another device.
+        Whether it is a virtual function (SR-IOV) of another device.
     relaxed_ordering : RelaxedOrdering
-        What its registers say.
+        The setting in its registers.
     """
 
     address: str
@@ -63,7 +63,7 @@ class PciDevice:
     relaxed_ordering: RelaxedOrdering
 
     def common_bridges(self, other: PciDevice) -> int:
-        """Return how many bridges lie above both: the more, the shorter the way between them."""
+        """Return the number of bridges above both devices: the more, the shorter the path between them."""
         count = 0
         for mine, theirs in zip(self.bridges, other.bridges):
             if mine != theirs:
@@ -72,7 +72,7 @@ class PciDevice:
         return count
 
     def way_to(self, other: PciDevice) -> str:
-        """Name the way between two devices, as `nvidia-smi topo -m` does: PIX, PXB, PHB, NODE or SYS."""
+        """Return the connection between two devices as in `nvidia-smi topo -m`: PIX, PXB, PHB, NODE or SYS."""
         common = self.common_bridges(other)
         if common > 1:  # the first is the host bridge
             beyond = max(len(self.bridges), len(other.bridges)) - common
@@ -83,7 +83,7 @@ class PciDevice:
 
 
 def read_device(files: Files, folder: str) -> PciDevice | None:
-    """Read the device whose folder, or that of something on it, or a link to it, is given; None where there is none."""
+    """Read a device, given its folder, the folder of something on it, or a link to either; None if there is none."""
     parts = files.resolved(folder).split("/")
     places = [place for place, part in enumerate(parts) if _ADDRESS.fullmatch(part)]
     if not places:
@@ -116,7 +116,9 @@ def read_gpus(files: Files) -> list[PciDevice]:
 
 
 def _relaxed_ordering(config: bytes) -> RelaxedOrdering:
-    """Follow the list of capabilities (PCI Local Bus Specification 3.0, 6.7) to the Device Control register of PCI
+    """Return the setting of relaxed ordering.
+
+    It follows the list of capabilities (PCI Local Bus Specification 3.0, 6.7) to the Device Control register of PCI
     Express (Base Specification, 7.5.3.4).
     """
     if len(config) <= _UNPRIVILEGED_BYTES or not config[6] & _CAPABILITIES_BIT:

@@ -1,4 +1,4 @@
-"""What kernels of this machine's GPUs lack to post to its NICs: what `Buffer(heap="nvshmem")` needs."""
+"""The prerequisites for GPU kernels to post to this machine's NICs, with `Buffer(heap="nvshmem")`."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ def posting(
     has_nvshmem4py: bool,
     read: Callable[[], DriverFacts] = read_driver,
 ) -> Iterator[Finding]:
-    """Say whether kernels can post to NICs, and of each thing that is missing what to do about it.
+    """Describe whether kernels can post to NICs and, for each missing prerequisite, what to do about it.
 
     Parameters
     ----------
     files
-        Of the machine.
+        The files of the machine.
     environment
-        Of this process.
+        The environment of this process.
     has_nvshmem4py
-        Whether that is installed for this Python.
+        Whether nvshmem4py is installed for this Python.
     read
-        What asks the driver.
+        Queries the driver.
     """
     if not read_gpus(files):
         yield Finding(
             NAME,
             Verdict.INFO,
-            "software NICs, on a CPU alone",
-            f"kernels post on them what a ConnectX would be given; to a real one they post from a GPU, with {_HEAP}",
+            "software NICs, only on a CPU",
+            f"kernels post to them as to a ConnectX; they post to a real one from a GPU, with {_HEAP}",
         )
         return
     nics = [nic for nic in read_nics(files) if nic.is_connectx and nic.active]
-    # A user who has set the variable wants it; elsewhere nothing is wrong.
+    # A user who has set the variable wants it; otherwise nothing is wrong.
     wanted = enables_ibgda(environment)
     missing = list(_missing(files, nics, environment, has_nvshmem4py, read))
     names = ", ".join(nic.name for nic in nics)
     if missing:
-        verdict, value = Verdict.WARNING if wanted else Verdict.INFO, f"{count(len(missing), 'thing')} to be done first"
+        verdict, value = Verdict.WARNING if wanted else Verdict.INFO, f"{count(len(missing), 'prerequisite')} missing"
     else:
-        verdict, value = Verdict.GOOD, f"{names}, by queue pairs of NVSHMEM's"
-    yield Finding(NAME, verdict, value, f"the way of a Buffer with {_HEAP}; not yet run on a GPU or a NIC")
+        verdict, value = Verdict.GOOD, f"{names}, by queue pairs of NVSHMEM"
+    yield Finding(NAME, verdict, value, f"for a Buffer with {_HEAP}; not yet run on a GPU or a NIC")
     yield from (replace(one, verdict=verdict) for one in missing)
     if not environment.get(ENABLE_IBGDA):
         yield Finding(
             f"{NAME} by default",
             Verdict.INFO,
             f"{ENABLE_IBGDA} is not set",
-            f"ranks of several machines take NVSHMEM's queue pairs only where a Buffer is told {_HEAP}",
-            "have all Buffers of such ranks take them, on all machines:",
+            f"ranks of several machines use NVSHMEM's queue pairs only if a Buffer has {_HEAP}",
+            "to use them in all Buffers of such ranks, on all machines:",
             f"export {ENABLE_IBGDA}=1",
         )
 
@@ -80,8 +80,8 @@ def _missing(
         reason = "it makes the queue pairs and the heap"
         yield lacks("nvshmem4py", "not installed", reason, "install it, for CUDA 13:", INSTALL)
     if not nics:
-        reason = "of NICs, kernels post to a ConnectX alone; the proxy drives others"
-        note = "this shows whether there is one, and which driver has it:"
+        reason = "kernels can post only to a ConnectX; the proxy drives other NICs"
+        note = "this shows whether there is one, and which driver it uses:"
         yield lacks("a ConnectX", "none with a link", reason, note, "lspci -d 15b3: -k")
     if (given := environment.get(ENABLE_IBGDA)) and not enables_ibgda(environment):
         reason = "NVSHMEM then makes no queue pairs that kernels post to"
@@ -98,7 +98,7 @@ def _missing(
         yield lacks(
             "ordered writes",
             f"not ordered on {', '.join(unordered)}",
-            "a kernel there may see a NIC's signal before the rows in front of it",
-            "the proxy joins such machines instead, by itself; this need not be set then:",
+            "a kernel there may see a NIC's signal before the rows that precede it",
+            "such machines use the proxy by default; then this should not be set:",
             f"unset {ENABLE_IBGDA}",
         )

@@ -1,4 +1,4 @@
-"""The report for people."""
+"""The printed report."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _STYLES = {
 _COMMAND_STYLE = "cyan"
 _INDENT = "  "
 COMMAND_INDENT = 4 * _INDENT
-"""Before a command, which has a line of its own, however long."""
+"""Indentation of a command, which has a line of its own, however long."""
 _MAX_NAME = 26
 
 
 def print_job(job: Job, console: Console) -> None:
-    """Print what was found of each machine, and the paths between ranks."""
+    """Print the findings on each machine, and the paths between ranks."""
     for machine in job.machines:
         if machine.ranks:
             title = printable(f"{machine.name}: {ranks_text(machine.ranks)}", console)
@@ -51,7 +51,7 @@ def print_job(job: Job, console: Console) -> None:
 
 
 def printable(text: str, console: Console) -> str:
-    """Return a text in which what a terminal would obey, or cannot show, is escaped as in a string of Python."""
+    """Return a text with control characters, and characters that cannot be shown, escaped as in Python strings."""
     escaped = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     return escaped.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
@@ -73,7 +73,7 @@ def _names(pair: Pair) -> str:
 
 
 def _print_sections(sections: Sequence[Section], console: Console) -> None:
-    """Print all findings: verdict, name, and what was read with the reason below it; commands outside of that."""
+    """Print all findings: verdict, name, and the value with the reason below it; commands are outside the columns."""
     for section in sections:
         console.print(Text(section.title, style="bold"))
         names = max((len(printable(finding.name, console)) for finding in section.findings), default=0)
@@ -81,7 +81,7 @@ def _print_sections(sections: Sequence[Section], console: Console) -> None:
             console.print(_row(finding, min(names, _MAX_NAME), console))
             if finding.command:
                 command = Text(COMMAND_INDENT + printable(finding.command, console), style=_COMMAND_STYLE)
-                console.print(command, soft_wrap=True)  # folded, it could not be copied
+                console.print(command, soft_wrap=True)  # a folded command could not be copied
         console.print()
     console.print(_summary(sections))
     console.print()

@@ -1,4 +1,4 @@
-"""The packages and libraries that the library uses where they are."""
+"""The optional packages and libraries that the library uses."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from deep_ep_py.nvshmem.settings import INSTALL
 
 
 def software() -> Section:
-    """Describe what is installed for this Python."""
+    """Describe the software that is installed for this Python."""
     return Section.of("Software", _software())
 
 
 def _version_of(pattern: str) -> str | None:
-    """Return "name version" of the installed packages whose names match; None where there is none."""
+    """Return "name version" of the installed packages with matching names; None if there is none."""
     found = {
         f"{one.name} {one.version}"
         for one in importlib.metadata.distributions()
-        if re.fullmatch(pattern, one.name or "")  # what is left of a broken package has no name
+        if re.fullmatch(pattern, one.name or "")  # remains of a broken package have no name
     }
     return ", ".join(sorted(found)) or None
 
@@ -63,19 +63,19 @@ def _nvrtc() -> Finding:
             "NVRTC",
             Verdict.ABSENT,
             "cannot be used",
-            f"it compiles the kernels for a GPU, where there is one; {error.reason}",
-            "install it, and what reaches it:",
+            f"it compiles the kernels for a GPU; {error.reason}",
+            "install it, and its Python bindings:",
             INSTALL,
         )
 
 
 def has_nvshmem4py() -> bool:
-    """Tell whether NVSHMEM's package for Python is there."""
+    """Return whether NVSHMEM's Python package is installed."""
     return importlib.util.find_spec("nvshmem") is not None
 
 
 def nvshmem_version() -> str | None:
-    """Return the installed package of NVSHMEM's host library and its version; None where there is none."""
+    """Return name and version of the installed package of NVSHMEM's host library; None if there is none."""
     return _version_of(r"nvidia[-_]nvshmem[-_]cu\d+")
 
 
@@ -83,7 +83,7 @@ def _nvshmem() -> Finding:
     host, python = nvshmem_version(), _version_of(r"nvshmem4py[-_]cu\d+")
     value = ", ".join(one for one in (host, python) if one) or "not installed"
     if host and python:
-        reason = 'with heap="nvshmem" heaps of GPUs lie in its memory, and kernels post to its queue pairs'
+        reason = 'with heap="nvshmem", heaps of GPUs are in its memory and kernels post to its queue pairs'
         return Finding("NVSHMEM", Verdict.GOOD, value, reason)
     if host or python:
         value += f"; without {'nvshmem4py' if host else 'NVSHMEM itself'}"
@@ -106,7 +106,7 @@ def _libfabric() -> Iterator[Finding]:
             Verdict.ABSENT,
             "cannot be used",
             here.refusal,
-            "install it, and then this library again from its sources:",
+            "install it, then reinstall this library from its sources:",
             "sudo apt-get install libfabric-dev",
         )
         return
@@ -116,8 +116,8 @@ def _libfabric() -> Iterator[Finding]:
         "providers, best first",
         Verdict.GOOD if offered else Verdict.WARNING,
         offered or "none that the proxy can use",
-        "" if offered else "it needs writes with data for the receiver, and reliable messages",
-        "" if offered else "this lists what would do:",
+        "" if offered else "it needs writes with immediate data, and reliable messages",
+        "" if offered else "this lists suitable ones:",
         "" if offered else "fi_info -t FI_EP_RDM -c FI_RMA",
     )
 

@@ -1,4 +1,4 @@
-"""The environment variables that the library reads: which are set, and whether their values will do."""
+"""The environment variables that the library reads: those that are set, and whether their values are valid."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from deep_ep_py.topology.fabrics import check_fabric, in_words
 
 BUILD = "DEEP_EP_BUILD"
 NEAR_PROVIDER = "shm"
-"""The one of libfabric's providers that reaches this machine alone."""
+"""The libfabric provider that reaches only this machine."""
 
 _PREFIX = "DEEP_EP_"
 _OTHERS = ("DEEP_EP_BUILDS", "DEEP_EP_JOBS", "DEEP_EP_SEED")
-"""What building and tests read, and look so much like the library's that they must not be taken for misspelt ones."""
+"""Variables of the build and the tests, which must not be taken for misspelled ones of the library."""
 
 
 class _Unsuitable(Exception):
-    """A value that is valid, and not what a job on several machines wants; the message says why."""
+    """A value that is valid but unsuitable for a job on several machines; the message says why."""
 
 
 def variables() -> Section:
-    """Describe the library's variables in the environment of this process."""
+    """Describe the library's environment variables of this process."""
     return Section.of("Environment", _variables())
 
 
@@ -56,29 +56,29 @@ def _judge(name: str, value: str) -> Finding:
     try:
         return Finding(name, Verdict.INFO, value, check(value))
     except _Unsuitable as error:
-        return Finding(name, Verdict.WARNING, value, str(error), "take it out of the environment:", f"unset {name}")
+        return Finding(name, Verdict.WARNING, value, str(error), "remove it from the environment:", f"unset {name}")
     except (ValueError, OSError) as error:
-        return Finding(name, Verdict.ERROR, value, str(error), "take it out of the environment:", f"unset {name}")
+        return Finding(name, Verdict.ERROR, value, str(error), "remove it from the environment:", f"unset {name}")
 
 
 def _unknown(name: str, value: str) -> Finding:
     alike = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.85)
     if alike and name not in _OTHERS:
         reason = f"the library does not read it; it reads {alike[0]}"
-        return Finding(name, Verdict.WARNING, value, reason, "take it out of the environment:", f"unset {name}")
+        return Finding(name, Verdict.WARNING, value, reason, "remove it from the environment:", f"unset {name}")
     return Finding(name, Verdict.INFO, value, "the library itself does not read it")
 
 
 def _ranks_per_node(value: str) -> str:
     if not value.isdecimal() or not 1 <= int(value) <= arguments.MAX_RANKS:
         raise ValueError(f"expected a number from 1 to {arguments.MAX_RANKS}")
-    return "neighbouring ranks make nodes of so many, between which rows pass a network"
+    return "nodes consist of this many consecutive ranks, and rows between nodes cross a network"
 
 
 def _fabric(value: str) -> str:
     offered = CudaDevice.fabrics if torch.cuda.is_available() else CpuDevice.fabrics
     check_fabric(FABRIC, in_words(value), offered, "here")
-    return "how ranks reach each other, where a Buffer is not told otherwise"
+    return "how ranks reach each other, unless a Buffer specifies it"
 
 
 def _provider(value: str) -> str:
@@ -86,14 +86,14 @@ def _provider(value: str) -> str:
     if value not in offered:
         raise ValueError(f"expected one that libfabric offers here: {', '.join(offered) or 'there is none'}")
     if value == NEAR_PROVIDER:
-        raise _Unsuitable("it reaches ranks of this machine alone, and is refused for ranks of several machines")
-    return "what the proxy sends by; it must be the same on all ranks"
+        raise _Unsuitable("it reaches only ranks of this machine, and is refused for ranks of several machines")
+    return "the proxy's provider; it must be the same on all ranks"
 
 
 def _address(value: str) -> str:
     own_address()
     if ipaddress.ip_address(value).is_loopback:
-        raise _Unsuitable("no other machine reaches this one there")
+        raise _Unsuitable("other machines cannot reach this one there")
     return "where ranks of other machines find this one"
 
 
@@ -103,19 +103,19 @@ def _secret(value: str) -> str:
     except OSError as error:
         raise ValueError(f"expected a file that can be read: {error.strerror}") from None
     if not kept:
-        raise ValueError("expected a file that is not empty")
+        raise ValueError("expected a non-empty file")
     return "a file whose content must be the same on all machines"
 
 
 def _proxy_cpus(value: str) -> str:
     usable, named = proxy_cpus(), cpus_of(value)
     if len(usable) < len(named):
-        raise _Unsuitable(f"this process may use {len(usable)} of these {len(named)} CPUs: {usable[0]} and so on")
+        raise _Unsuitable(f"this process may use only {len(usable)} of these {len(named)} CPUs, from {usable[0]} on")
     return "where the thread that drives the network may run"
 
 
 def _build(value: str) -> str:
-    return "for use" if value == "fast" else "for tests of this library: slow"
+    return "for production" if value == "fast" else "for tests of this library; slow"
 
 
 def _device(value: str) -> str:
@@ -125,7 +125,7 @@ def _device(value: str) -> str:
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise ValueError("expected cpu or cuda")
-    return "where tensors of programs for DeepEP live"
+    return "where tensors of programs written for DeepEP live"
 
 
 def _folder(value: str) -> str:

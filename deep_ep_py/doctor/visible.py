@@ -1,4 +1,4 @@
-"""The GPUs that this process sees: how they reach each other, and how NICs reach them."""
+"""The GPUs that are visible to this process: how they reach each other, and how NICs reach them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ORDERINGS = {
 
 
 def visible(present: int, read: Callable[[], DriverFacts] = read_driver) -> Section:
-    """Describe what the CUDA driver says.
+    """Describe what the CUDA driver reports.
 
     Parameters
     ----------
     present
-        How many GPUs the machine has.
+        Number of GPUs of the machine.
     read
-        What asks the driver.
+        Queries the driver.
     """
     return Section.of("GPUs of this process", _visible(present, read))
 
@@ -65,7 +65,7 @@ def _visible(present: int, read: Callable[[], DriverFacts]) -> Iterator[Finding]
         yield _peer_atomics(facts)
     yield _rdma(facts.gpus)
     yield _ordering(facts.gpus)
-    yield _shown(facts.gpus, "dma-buf", lambda gpu: gpu.dma_buf, "NICs take GPU memory by nvidia_peermem instead")
+    yield _shown(facts.gpus, "dma-buf", lambda gpu: gpu.dma_buf, "NICs access GPU memory by nvidia_peermem instead")
     yield _shown(
         facts.gpus, "handles for other nodes", lambda gpu: gpu.fabric_handles, "GPUs of other nodes cannot be mapped"
     )
@@ -76,7 +76,7 @@ def _which(numbers: Sequence[int]) -> str:
 
 
 def _missing(facts: DriverFacts, there: frozenset[tuple[int, int]]) -> str:
-    """Say which GPUs do not reach which, those that miss the same together; empty where none misses any."""
+    """Describe which GPUs do not reach which others, grouped by common targets; empty if all reach all."""
     numbers, by_targets = range(len(facts.gpus)), dict[tuple[int, ...], list[int]]()
     for one in numbers:
         targets = tuple(other for other in numbers if other != one and (one, other) not in there)
@@ -108,7 +108,7 @@ def _peer_atomics(facts: DriverFacts) -> Finding:
         Verdict.WARNING,
         f"not native for {len(without)} of {count(len(facts.access), 'pair')}",
         "signals between ranks that share memory are atomic additions, so ranks on these GPUs take another path",
-        "NVLink would make them native; this shows which pairs have them:",
+        "they are native over NVLink; this shows which pairs have them:",
         "nvidia-smi topo -p2p a",
     )
 
@@ -121,12 +121,12 @@ def _shown(gpus: Sequence[DriverGpu], name: str, has: Callable[[DriverGpu], bool
 
 
 def _rdma(gpus: Sequence[DriverGpu]) -> Finding:
-    reason = "no NIC can reach their memory; the proxy does not need that, its rows go through host memory"
+    reason = "no NIC can reach their memory; the proxy does not need that, since its rows go through host memory"
     return _shown(gpus, "GPUDirect RDMA", lambda gpu: gpu.rdma, reason)
 
 
 def _ordering(gpus: Sequence[DriverGpu]) -> Finding:
-    """A kernel that sees a NIC's signal may read the data before it only where the GPU orders the NIC's writes."""
+    """Judge whether the GPUs order a NIC's writes: only then may a kernel that sees its signal read the data."""
     name = "writes of NICs"
     found = dict[int, list[int]]()
     for number, gpu in enumerate(gpus):
@@ -136,6 +136,6 @@ def _ordering(gpus: Sequence[DriverGpu]) -> Finding:
         texts[ordering] + ("" if len(found) == 1 else f" on {_which(numbers)}") for ordering, numbers in found.items()
     )
     if NO_ORDERING in found:
-        reason = 'kernels cannot wait on memory of these GPUs for what a NIC writes there: heap="nvshmem" is refused'
+        reason = 'kernels cannot wait in memory of these GPUs for writes of a NIC: heap="nvshmem" is refused'
         return Finding(name, Verdict.INFO, value, reason)
     return Finding(name, Verdict.GOOD, value)

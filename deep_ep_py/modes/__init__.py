@@ -1,1 +1,1 @@
-"""The ways to dispatch and combine, a folder each."""
+"""The modes of dispatch and combine, one folder each."""

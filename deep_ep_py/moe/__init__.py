@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers over `deep_ep_py.ops`, and what they are made of: gate, permutation, experts, FP8 casts."""
+"""Mixture-of-experts layers over `deep_ep_py.ops`, and their parts: gate, permutation, experts, FP8 casts."""
 
 from deep_ep_py.moe.decode import DecodeLayer, MicroBatch, run_two
 from deep_ep_py.moe.fp8 import per_token_cast_back, per_token_cast_to_fp8

@@ -1,7 +1,7 @@
 """A mixture-of-experts layer for decoding, in low-latency mode. Start reading at `DecodeLayer.forward`.
 
-All its sizes are known before a call: no counts are exchanged, and on a GPU the host waits for none. Two micro-batches
-that take turns hide what travels behind what is computed: `DecodeLayer.begin` and `run_two`.
+All sizes are known before a call: no counts are exchanged, and on a GPU the host waits for none. Two alternating
+micro-batches overlap communication with computation; see `DecodeLayer.begin` and `run_two`.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from deep_ep_py.ops.registry import buffer_of
 
 
 class DecodeLayer(nn.Module):
-    """A layer of experts for tokens that a router has given experts to: each rank has its own tokens and experts.
+    """A mixture-of-experts layer for tokens that a router has assigned; each rank has its own tokens and experts.
 
-    All ranks of the group call it together, as often and in the same order. No gradients: `MoELayer` is for training
-    and for prompts, and can share the weights. The two return the same but for rounding: here each expert's result is
-    rounded to bfloat16, there each rank's sum. So where experts compute in float32 and rows travel in bfloat16, the two
-    are less than 1.6 % of the weighted sum of the results' magnitudes apart.
+    All ranks of the group must make the same calls in the same order. There are no gradients: `MoELayer` is for
+    training and prefill, and can share the weights. The two give the same result except for rounding: this layer rounds
+    each expert's result to bfloat16, `MoELayer` each rank's sum. If experts compute in float32 and rows travel in
+    bfloat16, the two differ by less than 1.6 % of the weighted sum of the results' magnitudes.
 
     Parameters
     ----------
     experts : PackedExperts
-        This rank's share: rank r of R holds the r-th R-th of all.
+        This rank's share: rank r of R holds the r-th of R equal shares.
     num_experts : int
-        Experts of all ranks together.
+        Number of experts on all ranks together.
     num_max_dispatch_tokens_per_rank : int
-        No rank has more tokens in a call; the same on all ranks.
+        Upper bound for the tokens of any rank in a call; the same on all ranks.
     group : str
-        The name of the Buffer, from `deep_ep_py.ops.register`, made with `low_latency_mode=True` and as large as
-        `get_low_latency_rdma_size_hint` says. One Buffer serves all layers of a model.
+        The name of the Buffer, from `deep_ep_py.ops.register`. The Buffer must have been made with
+        `low_latency_mode=True` and the size that `get_low_latency_rdma_size_hint` returns. One Buffer serves all layers
+        of a model.
     use_fp8, round_scale, use_ue8m0 : bool
-        How rows are sent to the experts, as `Buffer.low_latency_dispatch` takes them. Results come back in bfloat16.
+        How rows are sent to the experts, as in `Buffer.low_latency_dispatch`. Results return in bfloat16.
     zero_copy : bool
-        The experts write their results where other ranks read them. Such calls do not go through `deep_ep_py.ops`, and
-        `torch.compile` does not take them.
+        Whether the experts write their results where other ranks read them. Such calls bypass `deep_ep_py.ops`, so they
+        do not work under `torch.compile`.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        The message names the argument.
     """
 
     def __init__(
@@ -77,12 +78,11 @@ class DecodeLayer(nn.Module):
         self.round_scale = arguments.flag("round_scale", round_scale)
         self.use_ue8m0 = arguments.flag("use_ue8m0", use_ue8m0)
         if use_ue8m0 and not round_scale:
-            raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
+            raise ValueError("use_ue8m0=True: expected together with round_scale=True, since scales are powers of two")
         multiple = GROUP * PACKED if use_ue8m0 else GROUP
         if use_fp8 and experts.hidden % multiple:
             raise ValueError(
-                f"use_fp8=True: expected experts of a hidden that is a multiple of {multiple} with it, not "
-                f"{experts.hidden}"
+                f"use_fp8=True: expected experts whose hidden size is a multiple of {multiple}, not {experts.hidden}"
             )
         self.experts, self.num_experts, self.max_tokens, self.group = experts, num_experts, most, group
         self.zero_copy = arguments.flag("zero_copy", zero_copy)
@@ -93,8 +93,8 @@ class DecodeLayer(nn.Module):
         Parameters
         ----------
         x : torch.Tensor
-            [tokens, hidden] of a floating dtype, from none to `num_max_dispatch_tokens_per_rank` tokens. Rows travel in
-            bfloat16 or, with `use_fp8`, in float8_e4m3fn.
+            [tokens, hidden] of a floating-point dtype, with 0 to `num_max_dispatch_tokens_per_rank` tokens. Rows travel
+            in bfloat16 or, with `use_fp8`, in float8_e4m3fn.
         topk_idx : torch.Tensor
             int64 or int32 [tokens, top-k]: expert ids, -1 for none.
         topk_weights : torch.Tensor
@@ -103,13 +103,13 @@ class DecodeLayer(nn.Module):
         Returns
         -------
         torch.Tensor
-            [tokens, hidden] of x's dtype, rounded to bfloat16: of each token the sum over its choices of weight times
+            [tokens, hidden] of x's dtype, rounded to bfloat16: for each token, the sum over its choices of weight times
             result.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument, before anything is launched. Also where the Buffer is too small.
+            The message names the argument. Raised before anything is launched; also if the Buffer is too small.
         DeepEPTimeout, DeepEPError
             As `Buffer.dispatch`.
         """
@@ -119,7 +119,7 @@ class DecodeLayer(nn.Module):
             batch.receive()
             batch.run_experts()
             return batch.finish()
-        # Each token goes to its experts, wherever those are, and stands there among the expert's own rows.
+        # Each token goes to its experts on any rank, and is placed there among the rows of each expert.
         received = ops.low_latency_dispatch(
             x.bfloat16(),
             topk_idx,
@@ -131,23 +131,23 @@ class DecodeLayer(nn.Module):
             self.use_ue8m0,
         )
         rows = self.experts(received.x, received.scales, received.counts)
-        # The results come back, and combine weighs them: the experts have not seen the weights.
+        # The results return, and combine applies the weights, which the experts have not seen.
         return ops.low_latency_combine(rows, topk_idx, topk_weights, received.routes, self.group).to(x.dtype)
 
     def begin(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> MicroBatch:
-        """Send this rank's tokens to their experts, and do not wait for those that come.
+        """Send this rank's tokens to their experts, without waiting for the tokens of other ranks.
 
-        Two micro-batches may be on their way at once, or as many as the Buffer has `regions`.
+        Two micro-batches may be in flight at once, or as many as the Buffer has `regions`.
 
         Parameters
         ----------
         x, topk_idx, topk_weights : torch.Tensor
-            As `forward` takes them.
+            As in `forward`.
 
         Returns
         -------
         MicroBatch
-            Whose steps are still to be taken.
+            The micro-batch, whose steps the caller must take.
 
         Raises
         ------
@@ -158,12 +158,12 @@ class DecodeLayer(nn.Module):
         return MicroBatch(self, x, topk_idx, topk_weights, hooks=True)
 
     def check(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> None:
-        """Check what `forward` is given, but for the ids: those the dispatch looks at.
+        """Check the arguments of `forward`, except for the ids, which the dispatch checks.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         """
         device, hidden = self.experts.experts.down.device, self.experts.hidden
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.device != device:
@@ -190,23 +190,24 @@ def _unlike(name: str, value: object, wanted: str) -> str:
 
 
 class MicroBatch:
-    """Tokens on their way through a layer, from `DecodeLayer.begin`: `receive`, `run_experts`, `finish`, in this order.
+    """Tokens in flight through a layer, made by `DecodeLayer.begin`: call `receive`, `run_experts`, `finish` in order.
 
-    Each step is taken once, on any thread: two threads that each drive a micro-batch may let the other call `receive`
-    or `finish`. Calls and steps of one Buffer come one at a time, and in the same order on all ranks; with `zero_copy`
-    other ranks wait in that order, as `Buffer.low_latency_combine` says.
+    Each step is taken once, on any thread: of two threads that each drive a micro-batch, either may call `receive` or
+    `finish` for the other. Calls and steps of one Buffer are made one at a time, and in the same order on all ranks;
+    with `zero_copy`, other ranks wait in that order, as `Buffer.low_latency_combine` describes.
 
-    On a GPU what travels is received on the stream on which it was sent, whatever thread calls. `run_experts` computes
-    on the current stream, and so does `finish` where x is not bfloat16: their caller makes that stream the current one.
+    On a GPU, rows are received on the stream on which they were sent, whichever thread calls. `run_experts` computes on
+    the current stream, and so does `finish` if x is not bfloat16; the caller must make that stream the current one.
 
     Parameters
     ----------
     layer : DecodeLayer
         The layer.
     x, topk_idx, topk_weights : torch.Tensor
-        As `DecodeLayer.forward` takes them, checked.
+        As in `DecodeLayer.forward`, already checked.
     hooks : bool
-        False: what is sent is received at once, and `receive` and the end of `finish` have nothing to wait for.
+        Whether receiving is deferred. If False, rows are received at once, and `receive` and `finish` have nothing to
+        wait for.
     """
 
     def __init__(self, layer: DecodeLayer, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, hooks: bool) -> None:
@@ -232,7 +233,7 @@ class MicroBatch:
         Raises
         ------
         DeepEPTimeout, DeepEPError
-            As `Buffer.dispatch`; and if it is another step's turn.
+            As `Buffer.dispatch`; also if this is not the next step.
         """
         self._take("receive")
         if self._hook is not None:
@@ -240,19 +241,19 @@ class MicroBatch:
         self._next = "run_experts"
 
     def run_experts(self) -> None:
-        """Let this rank's experts compute, and send what they make back; do not wait for what comes back.
+        """Run this rank's experts and send their results back, without waiting for results from other ranks.
 
         Raises
         ------
         DeepEPTimeout, DeepEPError
-            As `Buffer.combine`; and if it is another step's turn.
+            As `Buffer.combine`; also if this is not the next step.
         """
         self._take("run_experts")
         buffer, zero_copy = self._buffer, self._layer.zero_copy
         out = buffer.get_next_low_latency_combine_buffer(self._handle) if zero_copy else None
         assert self._rows is not None
         results = self._layer.experts(*self._rows, self._counts, out)
-        self._rows = None  # not needed any more, and large
+        self._rows = None  # no longer needed, and large
         self._combined, _, self._hook = buffer.low_latency_combine(
             results, *self._routing, self._handle, zero_copy=zero_copy, return_recv_hook=self._hooks
         )
@@ -269,7 +270,7 @@ class MicroBatch:
         Raises
         ------
         DeepEPTimeout, DeepEPError
-            As `Buffer.combine`; and if it is another step's turn.
+            As `Buffer.combine`; also if this is not the next step.
         """
         self._take("finish")
         if self._hook is not None:
@@ -289,32 +290,32 @@ def run_two(
     second: tuple[Tensor, Tensor, Tensor],
     meanwhile: Callable[[int], object],
 ) -> tuple[Tensor, Tensor]:
-    """Run a layer on two micro-batches at once, so that what one sends travels while the other computes.
+    """Run a layer on two micro-batches at once, so that the rows of one travel while the other computes.
 
-    What happens, in this order: both dispatches are begun; `meanwhile(0)`; the first's rows are received, and its
-    experts compute while the second's rows arrive; its results leave while the second's experts compute;
-    `meanwhile(1)`; the results of both are received.
+    The order is: begin both dispatches; call `meanwhile(0)`; receive the rows of the first and run its experts while
+    the rows of the second arrive; send its results while the experts of the second run; call `meanwhile(1)`; receive
+    the results of both.
 
     Parameters
     ----------
     layer : DecodeLayer
-        Over a Buffer of at least 2 regions, as Buffers have by default.
+        A layer whose Buffer has at least 2 regions, which is the default.
     first, second : tuple of torch.Tensor
-        Tokens, expert ids and weights of each, as `DecodeLayer.forward` takes them, with the same top-k. A rank without
-        tokens takes part with none.
+        Tokens, expert ids and weights of each, as in `DecodeLayer.forward`, with the same top-k. A rank without tokens
+        participates with empty tensors.
     meanwhile : callable
-        Work that needs no result of the layer, such as shared experts or another micro-batch's attention: called with 0
-        while the dispatches are on their way, with 1 while the results are.
+        Work that needs no result of the layer, such as shared experts or another micro-batch's attention. Called with 0
+        while the dispatches are in flight, with 1 while the results are.
 
     Returns
     -------
     first, second : torch.Tensor
-        As `DecodeLayer.forward`, bit by bit.
+        Bitwise the same as from `DecodeLayer.forward`.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, before anything of either is launched.
+        The message names the argument. Raised before anything of either batch is launched.
     DeepEPTimeout, DeepEPError
         As `Buffer.dispatch`.
     """
@@ -324,7 +325,7 @@ def run_two(
         layer.check(*batch)
         topk_idx = batch[1].contiguous()
         arguments.topk_idx(topk_idx, layer.num_experts, topk_idx.device)
-    if first[1].shape[1] != second[1].shape[1]:  # then there is room for the second if there is for the first
+    if first[1].shape[1] != second[1].shape[1]:  # if equal, a region that fits the first also fits the second
         raise ValueError(f"second: top-{second[1].shape[1]}: expected top-{first[1].shape[1]}, as in first")
     begun = [layer.begin(*batch) for batch in (first, second)]
     meanwhile(0)

@@ -1,4 +1,4 @@
-"""FP8 rows with a scale for every 128 elements of a token, as `Buffer.dispatch` of DeepEP takes them."""
+"""FP8 rows with a scale for every 128 elements of a token, as DeepEP's `Buffer.dispatch` accepts them."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from deep_ep_py.moe.kernels import casts_for
 from deep_ep_py.moe.torch_kernels import GROUP
 
 PACKED = 4
-"""Exponents in an int32."""
+"""Exponents per int32."""
 _MANTISSA_BITS = 23
 
 
 def per_token_cast_to_fp8(x: Tensor, round_scale: bool = False, use_ue8m0: bool = False) -> tuple[Tensor, Tensor]:
-    """Cast rows to e4m3, each 128 elements scaled so that the largest of them becomes 448.
+    """Cast rows to e4m3, scaling each 128 elements so that the largest becomes 448.
 
     Parameters
     ----------
     x : torch.Tensor
         bfloat16 or float32 [rows, hidden], contiguous, hidden a multiple of 128.
     round_scale : bool
-        Scales are rounded up to powers of two.
+        Whether scales are rounded up to powers of two.
     use_ue8m0 : bool
-        Scales are returned as their exponents; needs `round_scale`, and a hidden of a multiple of 512.
+        Whether scales are returned as their exponents; requires `round_scale`, and hidden to be a multiple of 512.
 
     Returns
     -------
     x : torch.Tensor
         float8_e4m3fn [rows, hidden].
     scales : torch.Tensor
-        float32 [rows, hidden / 128]: what to multiply by. With `use_ue8m0` int32 [rows, hidden / 512]: four biased
-        exponents each, the first in the lowest byte.
+        float32 [rows, hidden / 128]: the factors that undo the scaling. With `use_ue8m0`, int32 [rows, hidden / 512]:
+        four biased exponents each, the first in the lowest byte.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        The message names the argument.
     """
     if x.dtype not in (torch.bfloat16, torch.float32):
         raise TypeError(f"x={x.dtype}: expected torch.bfloat16 or torch.float32")
@@ -45,7 +45,7 @@ def per_token_cast_to_fp8(x: Tensor, round_scale: bool = False, use_ue8m0: bool 
         layout = "" if x.is_contiguous() else ", not contiguous"
         raise ValueError(f"x={list(x.shape)}{layout}: expected [rows, a multiple of {multiple}], contiguous")
     if use_ue8m0 and not round_scale:
-        raise ValueError("use_ue8m0=True: expected together with round_scale=True, scales are powers of two")
+        raise ValueError("use_ue8m0=True: expected together with round_scale=True, since scales are powers of two")
     rows, scales = casts_for(x.device).cast_to_fp8(x, round_scale)
     if use_ue8m0:
         exponents = scales.view(torch.int32) >> _MANTISSA_BITS
@@ -54,7 +54,7 @@ def per_token_cast_to_fp8(x: Tensor, round_scale: bool = False, use_ue8m0: bool 
 
 
 def per_token_cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Undo `per_token_cast_to_fp8`, but for what rounding took.
+    """Undo `per_token_cast_to_fp8`, except for its rounding.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def per_token_cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype = torch.bf
     scales : torch.Tensor
         float32 [rows, hidden / 128] or int32 [rows, hidden / 512], with any strides.
     dtype : torch.dtype
-        Of the result.
+        Type of the result.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def per_token_cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype = torch.bf
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        The message names the argument.
     """
     if x.dtype != torch.float8_e4m3fn or scales.dtype not in (torch.float32, torch.int32):
         raise TypeError(f"x={x.dtype}, scales={scales.dtype}: expected float8_e4m3fn, and float32 or int32")
@@ -83,7 +83,7 @@ def per_token_cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype = torch.bf
     if scales.shape != (x.shape[0], x.shape[1] // packed) or x.shape[1] % packed:
         raise ValueError(f"scales={list(scales.shape)}: expected [rows, hidden / {packed}] for x={list(x.shape)}")
     if scales.dtype == torch.int32:
-        # Where there is one word, `contiguous` would leave any stride as it is, and bytes need 1.
+        # With a single word per row, `contiguous` would keep any stride, but the view as bytes needs a stride of 1.
         scales = scales.clone(memory_format=torch.contiguous_format)
         scales = (scales.view(torch.uint8).to(torch.int32) << _MANTISSA_BITS).view(torch.float32)
     return casts_for(x.device).cast_back(x, scales.contiguous(), dtype)

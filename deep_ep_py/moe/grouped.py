@@ -1,4 +1,4 @@
-"""Each expert's matrix times its own rows, as ops with gradients. A compiler need not know how many rows that are."""
+"""Grouped matrix products, as ops with gradients: the numbers of rows per expert may be unknown to a compiler."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ _grouped_linear.register_autograd(_backward, setup_context=_keep)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Multiply each expert's rows by its matrix. The host learns how many rows each has: on a GPU it waits for that.
+    """Multiply each expert's rows by its matrix. The host reads the numbers of rows: on a GPU it waits for them.
 
     Parameters
     ----------
     x : torch.Tensor
         [rows, in], sorted by expert.
     weight : torch.Tensor
-        [experts, out, in] of the same dtype.
+        [experts, out, in], of the same dtype.
     ends : torch.Tensor
-        int64 [experts]: where each expert's rows end.
+        int64 [experts]: end of each expert's rows.
 
     Returns
     -------

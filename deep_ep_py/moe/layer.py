@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer whose experts are spread over ranks. Start reading at `MoELayer.forward`."""
+"""A mixture-of-experts layer whose experts are distributed over ranks. Start reading at `MoELayer.forward`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from deep_ep_py.moe.permute import permute, sort_by_expert, unpermute
 
 
 class Gate(nn.Module):
-    """Softmax over all experts, the top-k of it, weights that sum to 1.
+    """A gate: softmax over all experts, then top-k, with weights normalized to sum to 1.
 
     Parameters
     ----------
     hidden, num_experts, topk : int
-        The shape. Every rank has the same gate.
+        Sizes. Every rank must have the same gate.
     """
 
     def __init__(self, hidden: int, num_experts: int, topk: int) -> None:
@@ -29,7 +29,7 @@ class Gate(nn.Module):
         self.weight = nn.Parameter(torch.randn(num_experts, hidden) / hidden**0.5)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose experts.
+        """Choose experts for tokens.
 
         Parameters
         ----------
@@ -49,16 +49,17 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """Some of a layer's experts, each a SwiGLU MLP. They compute in the dtype of their weights.
+    """A share of a layer's experts, each a SwiGLU MLP that computes in the dtype of its weights.
 
     Parameters
     ----------
     first, count : int
-        Holds the experts [first, first + count) of the layer.
+        This module holds the experts [first, first + count) of the layer.
     hidden, intermediate : int
-        The MLPs' shape.
+        Sizes of the MLPs.
     seed : int
-        Makes the weights: an expert's are the same wherever it is held. Another one for each layer.
+        Seed of the weights. An expert's weights do not depend on the rank that holds it. Use a different seed for each
+        layer.
     """
 
     def __init__(self, first: int, count: int, hidden: int, intermediate: int, seed: int = 0) -> None:
@@ -69,28 +70,28 @@ class Experts(nn.Module):
             for expert, weights in enumerate(zip(self.gate_and_up, self.down), first):
                 random = torch.Generator("cpu").manual_seed(seed * MAX_EXPERTS + expert)
                 for weight in weights:
-                    # On the CPU, whatever the default device: the same everywhere.
+                    # Drawn on the CPU, whatever the default device, so that the weights are the same everywhere.
                     drawn = torch.empty(weight.shape, device="cpu").normal_(
                         std=weight.shape[1] ** -0.5, generator=random
                     )
                     weight.copy_(drawn)
 
     def forward(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
-        """Return each row's weighted sum over the experts it chose among these.
+        """Return each row's weighted sum over those of its experts that are in this module.
 
         Parameters
         ----------
         x : torch.Tensor
             [rows, hidden].
         topk_idx : torch.Tensor
-            Integers [rows, top-k], counted from the first of these experts; others are of experts elsewhere.
+            Integers [rows, top-k], relative to the first of these experts; values out of range mean experts elsewhere.
         topk_weights : torch.Tensor
             float32 [rows, top-k].
 
         Returns
         -------
         torch.Tensor
-            [rows, hidden] of the weights' dtype.
+            [rows, hidden] in the dtype of the weights.
         """
         permutation = sort_by_expert(topk_idx, self.down.shape[0])
         rows = permute(x, permutation).to(self.down.dtype)
@@ -100,23 +101,24 @@ class Experts(nn.Module):
 
 
 class MoELayer(nn.Module):
-    """A layer of experts: every rank has its own tokens and its own share of the experts.
+    """A mixture-of-experts layer in which every rank has its own tokens and its own share of the experts.
 
-    All ranks of the group call it together, as often and in the same order, and so its backward. Experts get the
-    gradients of all ranks' rows: divide the loss by the number of ranks, and sum the gradients of what all ranks have.
+    All ranks of the group must make the same calls in the same order, for the backward too. Experts receive the
+    gradients of all ranks' rows: divide the loss by the number of ranks, and sum the gradients of parameters that all
+    ranks have.
 
     Parameters
     ----------
     gate : torch.nn.Module
-        Tokens to expert ids and weights, as `Gate`.
+        Maps tokens to expert ids and weights, like `Gate`.
     experts : torch.nn.Module
-        This rank's share, as `Experts`: rank r of R holds the r-th R-th of all.
+        This rank's share, like `Experts`: rank r of R holds the r-th of R equal shares.
     num_experts : int
-        Experts of all ranks together.
+        Number of experts on all ranks together.
     group : str
         The name of the Buffer, from `deep_ep_py.ops.register`. One Buffer serves all layers of a model.
     num_worst_tokens : int
-        As `deep_ep_py.ops.dispatch` takes it.
+        As in `deep_ep_py.ops.dispatch`.
     """
 
     def __init__(
@@ -132,20 +134,20 @@ class MoELayer(nn.Module):
         Parameters
         ----------
         x : torch.Tensor
-            [..., hidden] of a floating dtype; rows travel in bfloat16.
+            [..., hidden] of a floating-point dtype; rows travel in bfloat16.
 
         Returns
         -------
         torch.Tensor
-            As x.
+            Of the shape and dtype of x.
         """
         tokens = x.reshape(-1, x.shape[-1])
-        # Each token chooses its experts, wherever those are, and goes once to every rank that holds one of them.
+        # Each token chooses its experts on any rank, and goes once to every rank that holds one of them.
         topk_idx, topk_weights = self.gate(tokens)
         received = ops.dispatch(
             tokens.bfloat16(), topk_idx, topk_weights, self.num_experts, self.group, self.num_worst_tokens
         )
-        # combine adds plainly: the gate's weights go in here.
+        # combine sums without weights, so the gate's weights are applied here.
         rows = self.experts(received.x, received.topk_idx, received.topk_weights).bfloat16()
-        # What the ranks made of a token comes back to it and is summed.
+        # The results for a token are returned to its owner and summed.
         return ops.combine(rows, received.routes, self.group).to(x.dtype).view(x.shape)

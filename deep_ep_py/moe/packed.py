@@ -1,4 +1,4 @@
-"""Experts for rows as low-latency dispatch packs them: a block for each expert, of which the first rows are there."""
+"""Experts for rows as packed by low-latency dispatch: an array for each expert, whose first rows are valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deep_ep_py.moe.layer import Experts
 
 
 def swiglu(x: Tensor, scales: Tensor | None, gate_and_up: Tensor, down: Tensor) -> Tensor:
-    """Return an expert's MLP of its rows [rows, hidden], in the dtype of its weights; or of a batch of experts."""
+    """Apply an expert's MLP to its rows [rows, hidden], or a batch of experts, in the dtype of the weights."""
     if scales is None:
         rows = x.to(down.dtype)
     else:
@@ -30,8 +30,8 @@ def _packed_swiglu(
     x: Tensor, scales: Tensor | None, counts: Tensor, gate_and_up: Tensor, down: Tensor, out: Tensor
 ) -> None:
     if counts.device.type != "cpu":
-        # The host would have to wait for the counts, which a graph's capture forbids. No row depends on another, and
-        # what is made of rows that are not there is never read.
+        # Reading the counts would make the host wait, which graph capture forbids. So all rows are computed: no row
+        # depends on another, and results of invalid rows are never read.
         out.copy_(swiglu(x, scales, gate_and_up, down))
         return
     for expert, count in enumerate(counts.tolist()):
@@ -46,21 +46,21 @@ def _(x: Tensor, scales: Tensor | None, counts: Tensor, gate_and_up: Tensor, dow
 
 
 class PackedExperts(nn.Module):
-    """The same experts as an `Experts`, with its weights, for packed rows. No gradients.
+    """The experts of an `Experts`, sharing its weights, for packed rows. It has no gradients.
 
-    On a CPU each expert multiplies the rows that it has. On a GPU it is one batched product over all rows there is room
-    for, so that the host waits for nothing and a graph can hold it; an engine that has a masked grouped GEMM derives
-    from this class and overrides `forward`.
+    On a CPU, each expert multiplies only its valid rows. On a GPU, one batched product covers all row slots, so that
+    the host does not wait and a graph can capture it. An engine with a masked grouped GEMM should derive from this
+    class and override `forward`.
 
     Parameters
     ----------
     experts : Experts
-        Whose weights to use: those of this rank.
+        The experts of this rank, whose weights are used.
 
     Attributes
     ----------
     count, hidden : int
-        Experts, and elements of a row.
+        Number of experts, and elements per row.
     """
 
     def __init__(self, experts: Experts) -> None:
@@ -71,35 +71,35 @@ class PackedExperts(nn.Module):
         self.count, self.hidden = experts.down.shape[:2]
 
     def forward(self, x: Tensor, scales: Tensor | None, counts: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return what each expert makes of its rows.
+        """Apply each expert to its rows.
 
         Parameters
         ----------
         x : torch.Tensor
             bfloat16 [experts, rows, hidden], contiguous; or float8_e4m3fn, with scales.
         scales : torch.Tensor or None
-            Of float8_e4m3fn rows: float32 [experts, rows, hidden / 128] or int32 [experts, rows, hidden / 512], with
+            For float8_e4m3fn rows: float32 [experts, rows, hidden / 128] or int32 [experts, rows, hidden / 512], with
             any strides.
         counts : torch.Tensor
-            int32 [experts]: so many rows of each are there, at the beginning.
+            int32 [experts]: number of valid rows of each; these come first.
         out : torch.Tensor, optional
-            bfloat16 [experts, rows, hidden]: where to put the results.
+            bfloat16 [experts, rows, hidden]: receives the results.
 
         Returns
         -------
         torch.Tensor
-            bfloat16 [experts, rows, hidden], `out` if that is given. What stands behind an expert's rows is undefined.
+            bfloat16 [experts, rows, hidden]; `out` if given. Contents after an expert's valid rows are undefined.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         """
         device, shape = self.experts.down.device, (self.count, None, self.hidden)
         x = tensor("x", x, torch.bfloat16, shape, device, torch.float8_e4m3fn)
         if (scales is None) != (x.dtype == torch.bfloat16):
             given = "None" if scales is None else describe(scales)
-            raise ValueError(f"scales={given}: expected scales with float8_e4m3fn rows alone, x={describe(x)}")
+            raise ValueError(f"scales={given}: expected scales with float8_e4m3fn rows and no others, x={describe(x)}")
         counts = tensor("counts", counts, torch.int32, (self.count,), device)
         if out is None:
             out = torch.empty(x.shape, dtype=torch.bfloat16, device=device)

@@ -1,6 +1,7 @@
-"""Rows by token to rows by expert and back, as ops with gradients.
+"""Permutation of rows from token order to expert order and back, as ops with gradients.
 
-A *slot* is a choice of a row: number `row * top-k + choice`. Slots sorted by expert are the rows of the experts' input.
+A *slot* is one choice of one row, with index `row * top-k + choice`. The slots, sorted by expert, are the rows of the
+experts' input.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from deep_ep_py.moe.kernels import kernels_for
 
 
 class Permutation(NamedTuple):
-    """Which row goes where.
+    """A mapping between rows and the permuted rows that experts read.
 
     Attributes
     ----------
     slots : torch.Tensor
-        int64 [permuted rows]: the slot that each is for; sorted by expert, then slot.
+        int64 [permuted rows]: the slot of each; sorted by expert, then slot.
     position : torch.Tensor
-        int64 [rows, top-k]: the permuted row of each slot, -1 where its expert is not one of these.
+        int64 [rows, top-k]: the permuted row of each slot, -1 if its expert is elsewhere.
     ends : torch.Tensor
-        int64 [experts]: where each expert's permuted rows end; the next one's begin there.
+        int64 [experts]: end of each expert's permuted rows, where those of the next expert begin.
     """
 
     slots: Tensor
@@ -123,32 +124,32 @@ _unpermute.register_autograd(_weighted_sum_backward, setup_context=_keep_all)
 
 
 def sort_by_expert(topk_idx: Tensor, experts: int) -> Permutation:
-    """Sort the choices of rows by expert.
+    """Sort the choices of all rows by expert.
 
     Parameters
     ----------
     topk_idx : torch.Tensor
-        Integers [rows, top-k]; ids outside [0, experts) are of experts elsewhere.
+        Integers [rows, top-k]; ids outside [0, experts) mean experts elsewhere.
     experts : int
-        How many there are here.
+        Number of experts here.
 
     Returns
     -------
     Permutation
-        Its size is known when it has been computed: on a GPU the host waits for it.
+        Its size depends on the data, so on a GPU the host waits for it.
     """
     return Permutation(*_sort_by_expert(topk_idx, experts))
 
 
 def permute(x: Tensor, permutation: Permutation) -> Tensor:
-    """Copy rows to where their experts look for them.
+    """Copy rows into expert order.
 
     Parameters
     ----------
     x : torch.Tensor
         [rows, hidden].
     permutation : Permutation
-        Of `sort_by_expert`.
+        From `sort_by_expert`.
 
     Returns
     -------
@@ -159,7 +160,7 @@ def permute(x: Tensor, permutation: Permutation) -> Tensor:
 
 
 def unpermute(x: Tensor, weights: Tensor, permutation: Permutation) -> Tensor:
-    """Return each row's weighted sum of what its experts made of it: the reverse of `permute`.
+    """Return, for each row, the weighted sum of its experts' results: the reverse of `permute`.
 
     Parameters
     ----------
@@ -168,11 +169,12 @@ def unpermute(x: Tensor, weights: Tensor, permutation: Permutation) -> Tensor:
     weights : torch.Tensor
         float32 [rows, top-k].
     permutation : Permutation
-        That of `permute`.
+        The permutation that `permute` used.
 
     Returns
     -------
     torch.Tensor
-        [rows, hidden] of x's dtype: summed in fp32 in the order of the choices, rounded once; 0 where there are none.
+        [rows, hidden] of x's dtype, summed in fp32 in the order of the choices and rounded once; 0 for rows without a
+        choice here.
     """
     return _unpermute(x, weights, permutation.slots, permutation.position)

@@ -1,4 +1,4 @@
-"""The layer's kernels in plain torch: the reference, and what runs where there is no Triton."""
+"""The layer's kernels in plain torch: the reference, and the fallback without Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMALLEST_AMAX = 1e-4
 
 
 def gather_rows(x: Tensor, slots: Tensor, topk: int, weights: Tensor | None) -> Tensor:
-    """Return row `slot // topk` of x for each slot, times weight number `slot`: [slots, hidden] of x's dtype."""
+    """Return row `slot // topk` of x for each slot, times weight `slot`: [slots, hidden] of x's dtype."""
     rows = x[slots // topk]
     if weights is None:
         return rows
@@ -19,7 +19,7 @@ def gather_rows(x: Tensor, slots: Tensor, topk: int, weights: Tensor | None) -> 
 
 
 def sum_rows(x: Tensor, position: Tensor, weights: Tensor | None) -> Tensor:
-    """Return for each row of `position` the weighted sum of the rows of x it names, in fp32 from left to right."""
+    """Return, for each row of `position`, the weighted sum of the rows of x in it, in fp32 from left to right."""
     total = torch.zeros((position.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     for choice in range(position.shape[1]):
         here = (position[:, choice] >= 0).nonzero().squeeze(1)
@@ -31,7 +31,7 @@ def sum_rows(x: Tensor, position: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def dot_rows(a: Tensor, b: Tensor, position: Tensor) -> Tensor:
-    """Return the product of row i of a with row `position[i, k]` of b: float32 like `position`, 0 where that is -1."""
+    """Return dot products of row i of a with row `position[i, k]` of b, in float32; 0 where `position` is -1."""
     products = torch.zeros(position.shape, dtype=torch.float32, device=a.device)
     for choice in range(position.shape[1]):
         here = (position[:, choice] >= 0).nonzero().squeeze(1)
@@ -40,12 +40,12 @@ def dot_rows(a: Tensor, b: Tensor, position: Tensor) -> Tensor:
 
 
 def cast_to_fp8(x: Tensor, round_scale: bool) -> tuple[Tensor, Tensor]:
-    """Return e4m3 rows and a float32 scale for every 128 elements; `round_scale`: powers of two."""
+    """Return e4m3 rows and a float32 scale for every 128 elements, with `round_scale` a power of two."""
     groups = x.float().view(x.shape[0], x.shape[1] // GROUP, GROUP)
     amax = groups.abs().amax(dim=2, keepdim=True).clamp(min=SMALLEST_AMAX)
     scale = amax / FP8_MAX
     if round_scale:
-        # The next power of two: an exponent, and one more if there is any mantissa.
+        # Round up to a power of two: keep the exponent, plus one if the mantissa is not zero.
         scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
         quotient = groups * (1 / scale)
     else:

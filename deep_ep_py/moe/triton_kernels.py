@@ -1,4 +1,4 @@
-"""The layer's kernels in Triton: each function does what its namesake in `torch_kernels` says."""
+"""The layer's kernels in Triton; each function does the same as its namesake in `torch_kernels`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUP = tl.constexpr(torch_kernels.GROUP)
 _FP8_MAX = tl.constexpr(torch_kernels.FP8_MAX)
 _SMALLEST_AMAX = tl.constexpr(torch_kernels.SMALLEST_AMAX)
 _MAX_COLUMNS = 1024
-"""Of a row, in one block."""
+"""Maximum number of columns of a row in one block."""
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _sum(x, position, weights, out, hidden, TOPK: tl.constexpr, WEIGHTED: tl.con
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in range(TOPK):
         source = tl.load(position + row * TOPK + choice)
-        # Nothing is read where there is no such row, and 0 is added.
+        # If there is no such row, nothing is read and 0 is added.
         there = column < tl.where(source >= 0, hidden, 0)
         values = tl.load(x + source * hidden + column, mask=there, other=0.0).to(tl.float32)
         if WEIGHTED:
@@ -86,7 +86,7 @@ def _from_fp8(x, scales, out, groups):
 
 
 def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Launch on the GPU of the first tensor: Triton takes the current one."""
+    """Launch on the GPU of the first tensor, since Triton uses the current one."""
 
     @functools.wraps(function)
     def launch(x: Tensor, *arguments: Any) -> Any:

@@ -1,5 +1,5 @@
-"""NVSHMEM: its symmetric heap for Buffers, and its queue pairs for their kernels. Nothing of it is imported before a
-Buffer, or `reserve`, asks for it.
+"""NVSHMEM: its symmetric heap for Buffers, and its queue pairs for their kernels. It is not imported before a Buffer or
+`reserve` asks for it.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ __all__ = ["reserve"]
 def reserve(
     group: Any, num_bytes: int, num_qps_per_rank: int = 24, buffers: int = 1, device: str | None = None
 ) -> None:
-    """Reserve symmetric memory and queue pairs for Buffers of some of the ranks. Collective among all of them.
+    """Reserve symmetric memory and queue pairs for Buffers of a subset of the ranks. Collective among all ranks.
 
-    NVSHMEM allocates by all PEs at once, so a Buffer of some of them, such as one of several expert-parallel groups,
-    takes from what all have reserved. A Buffer of all of them needs nothing reserved.
+    NVSHMEM allocates on all PEs at once, so a Buffer of only some of them, such as one of several expert-parallel
+    groups, takes from what all have reserved. A Buffer of all PEs needs no reservation.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        All ranks, which are all PEs where NVSHMEM is initialised already.
+        All ranks; if NVSHMEM is already initialized, they must be all of its PEs.
     num_bytes : int
-        Of one Buffer's heap: the error of a Buffer that finds too little names it.
+        Size of one Buffer's heap. A Buffer that finds too little memory names the size in its error.
     num_qps_per_rank : int
-        As its Buffer will be given.
+        The same value that the Buffer will be given.
     buffers : int
-        How many Buffers at a time a rank will have of this.
+        How many such Buffers a rank will have at a time.
     device : torch.device or str, optional
         This rank's GPU. Default: "cuda", the current one.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        An argument is invalid; the message names it.
     NvshmemError
-        NVSHMEM is not there, or has no room.
+        NVSHMEM is not installed, or has no room.
     """
     import torch
 
@@ -52,7 +52,7 @@ def reserve(
     arguments.integer("buffers", buffers, 1, arguments.MAX_RANKS)
     where = arguments.device("cuda" if device is None else device)
     if where.type != "cuda":
-        raise ValueError(f"device={device!r}: expected a GPU, NVSHMEM's memory is a GPU's")
+        raise ValueError(f"device={device!r}: expected a GPU, because NVSHMEM's memory is GPU memory")
     bootstrap, contexts = make_bootstrap(group), list[Any]()
     arguments.same_on_all_ranks(bootstrap.rank, bootstrap.all_gather({"num_bytes": num_bytes, "buffers": buffers}))
 
@@ -65,7 +65,7 @@ def reserve(
     job = join(bootstrap, contexts[0], num_qps_per_rank)
     if not job.is_whole:
         raise NvshmemError(
-            f"group: expected all of NVSHMEM's {job.all_pes} PEs, which alone allocate together, not {bootstrap.size}"
+            f"group: expected all of NVSHMEM's {job.all_pes} PEs, which only allocate together, not {bootstrap.size}"
         )
     with job.context.current():
         for _ in range(buffers):

@@ -1,4 +1,4 @@
-"""Whether a Buffer's heaps lie in NVSHMEM's symmetric heap."""
+"""The decision whether a Buffer's heaps are in NVSHMEM's symmetric heap."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ _NICS = Path("/sys/class/infiniband")
 def choose_memory(
     bootstrap: Bootstrap, device: Device, apart: Apart, heap: Any, fabric: Any, queues: int, masks_ranks: bool
 ) -> NvshmemMemory | None:
-    """Return what a Buffer has of NVSHMEM; None: its heaps lie in memory of their own. Collective among its ranks.
+    """Return a Buffer's NVSHMEM memory, or None if its heaps are in memory of their own. Collective among its ranks.
 
     Parameters
     ----------
     bootstrap : Bootstrap
-        The ranks, as `connect` has returned them.
+        The ranks, as returned by `connect`.
     device : Device
-        Where this one computes.
+        The device of this rank.
     apart : Apart
         Ranks whose GPUs do not use each other's memory.
     heap, fabric
-        As `Buffer` takes them.
+        As in `Buffer`.
     queues
         Queue pairs to each peer.
     masks_ranks
-        `Buffer`'s enable_shrink.
+        `enable_shrink` of `Buffer`.
 
     Raises
     ------
     ValueError
-        Naming the argument, on all ranks if on any. Also where ranks disagree about `heap`.
+        An argument is invalid on some rank, which the message names, or ranks disagree about `heap`. Raised on all
+        ranks.
     NvshmemError
-        It was asked for and cannot be had.
+        NVSHMEM was asked for and cannot be used.
     """
     refused = _refusal(device, heap, masks_ranks)
     machines = bootstrap.machines if isinstance(bootstrap, Connections) else [0] * bootstrap.size
@@ -73,21 +74,21 @@ def choose_memory(
 
 
 def _refusal(device: Device, heap: Any, masks_ranks: bool) -> str:
-    """Say what is wrong with what this rank is given; empty: nothing."""
+    """Return what is wrong with this rank's arguments; empty if nothing is."""
     if heap not in (None, OWN, NVSHMEM):
-        return f"heap={heap!r}: expected {OWN!r} or {NVSHMEM!r}, or None for what suits these ranks"
+        return f"heap={heap!r}: expected {OWN!r} or {NVSHMEM!r}, or None to choose what suits these ranks"
     if heap == NVSHMEM and getattr(device, "context", None) is None:
-        return f"heap={NVSHMEM!r}: expected device='cuda', its memory is a GPU's, not {device.torch_device}"
+        return f"heap={NVSHMEM!r}: expected device='cuda', because its memory is GPU memory, not {device.torch_device}"
     if heap == NVSHMEM and masks_ranks:
         return (
-            "enable_shrink=True: expected heap='own' with it, NVSHMEM's queue pairs to a rank that is masked cannot be "
-            "closed, so what is on its way there may still arrive"
+            "enable_shrink=True: expected heap='own' with it, because NVSHMEM's queue pairs to a masked rank cannot be "
+            "closed, so requests in flight may still arrive there"
         )
     return ""
 
 
 def _lacking(device: Device, apart: Apart, fabric: Any, masks_ranks: bool) -> str:
-    """Return what this rank lacks of a GPU, nvshmem4py, a ConnectX, and IBGDA enabled; empty: nothing."""
+    """Return what this rank lacks for NVSHMEM, such as a GPU, nvshmem4py, a ConnectX or IBGDA; empty if nothing."""
     if not device.asynchronous:
         return "a GPU"
     if masks_ranks:
@@ -110,14 +111,14 @@ def _lacking(device: Device, apart: Apart, fabric: Any, masks_ranks: bool) -> st
 
 
 def _job(ranks: int) -> str:
-    """Name the NVSHMEM that this rank's process has: alike on all ranks where these are its PEs, and no others."""
+    """Name the NVSHMEM job of this rank's process: the same on all ranks if they are exactly the PEs of that job."""
     from deep_ep_py.nvshmem.library import NAME, NvshmemError, library
     from deep_ep_py.nvshmem.pool import pool
 
     try:
         ctypes.CDLL(NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         loaded = library()
-    except (OSError, NvshmemError):  # it is not loaded; or it cannot be used, as a Buffer will say
+    except (OSError, NvshmemError):  # not loaded, or unusable, which a Buffer will report
         return "none"
     if loaded.status() == 0:
         return "none"
@@ -127,9 +128,9 @@ def _job(ranks: int) -> str:
 def _all_are_able(own: int, told: Sequence[Sequence[Any]]) -> bool:
     for rank, (_, _, missing, _) in enumerate(told):
         if missing:
-            _log.debug("rank %d: heaps lie in memory of their own, for rank %d lacks %s", own, rank, missing)
+            _log.debug("rank %d: heaps are in memory of their own: rank %d lacks %s", own, rank, missing)
             return False
     if len({job for *_, job in told}) > 1:
-        _log.warning("rank %d: heaps lie in memory of their own, for NVSHMEM's PEs are others than these ranks", own)
+        _log.warning("rank %d: heaps are in memory of their own: NVSHMEM's PEs are not exactly these ranks", own)
         return False
     return True

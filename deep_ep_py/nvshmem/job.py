@@ -1,4 +1,4 @@
-"""The PEs that the ranks of a Buffer are: of an NVSHMEM that the program has initialised, or that a Buffer does."""
+"""The NVSHMEM job whose PEs are the ranks of a Buffer; the program or a Buffer has initialized it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from deep_ep_py.nvshmem.together import on_all
 
 @dataclass(frozen=True)
 class Job:
-    """NVSHMEM as a rank of a Buffer has it.
+    """The NVSHMEM job as seen by a rank of a Buffer.
 
     Attributes
     ----------
     library : Library
-        Initialised with the rank's GPU.
+        The library, initialized with the rank's GPU.
     context : native.C.cuda.Context
-        Of that GPU.
+        The context of that GPU.
     pes : tuple of int
-        By rank: which PE it is.
+        The PE of each rank, by rank.
     all_pes : int
-        How many there are, also those that are no ranks.
+        Number of PEs, including those that are not ranks.
     queues : int
         Queue pairs to each peer that its Buffers want.
     pool : Pool
-        Of symmetric memory.
+        The pool of symmetric memory.
     """
 
     library: Library
@@ -48,26 +48,26 @@ class Job:
 
     @property
     def has_own_queues(self) -> bool:
-        """Whether queue pairs can be made that only their owner posts to."""
+        """Whether queue pairs can be created that only their owner posts to."""
         return _makes_queues(self.library)
 
 
 def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
-    """Join the NVSHMEM that this process has, or else initialise it among the ranks. Collective among them.
+    """Join this process's NVSHMEM job, or initialize NVSHMEM among the ranks if there is none. Collective among them.
 
     Parameters
     ----------
     bootstrap : Bootstrap
         The ranks.
     context : native.C.cuda.Context
-        Of this rank's GPU.
+        The context of this rank's GPU.
     queues
-        Queue pairs to each peer that are wanted, where they are made here.
+        Queue pairs wanted to each peer, if they are created here.
 
     Raises
     ------
     NvshmemError
-        On all ranks, naming the one that has failed.
+        A rank has failed. Raised on all ranks; the message names the one that has failed.
     """
     found = on_all(bootstrap, lambda: _found(bootstrap, context))
     wanted = bootstrap.all_gather(queues)
@@ -80,11 +80,11 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
     if there and len(there) < bootstrap.size:
         missing = min({*range(bootstrap.size)} - {*there})
         raise NvshmemError(
-            f"NVSHMEM: rank {there[0]}'s process has initialised it, rank {missing}'s has not; expected all or none"
+            f"NVSHMEM: rank {there[0]}'s process has initialized it, rank {missing}'s has not; expected all or none"
         )
     if not there:
         set_default(ENABLE_IBGDA, "1")
-        if not _makes_queues(library()):  # else Buffers have others than those that NVSHMEM shares
+        if not _makes_queues(library()):  # otherwise Buffers create their own
             set_default("NVSHMEM_IBGDA_NUM_RC_PER_PE", str(max(1, queues)))
         try:
             unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
@@ -94,13 +94,13 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
             raise
     if len({job for *_, job in found}) > 1:
         raise NvshmemError(
-            "NVSHMEM: Buffers have initialised it for some of these ranks, and others for others; expected all to be "
-            "PEs of one: let the first Buffer, or deep_ep_py.nvshmem.reserve, have all ranks"
+            "NVSHMEM: different Buffers have initialized it for different ones of these ranks; expected all to be PEs "
+            "of one job: give the first Buffer, or deep_ep_py.nvshmem.reserve, all ranks"
         )
     pes = tuple(int(pe) for _, _, pe, *_ in found)
     job = Job(library(), context, pes, int(found[0][3]), queues, pool())
     if len(set(pes)) < len(pes):
-        raise NvshmemError(f"NVSHMEM: ranks are PEs {[*pes]}; expected each another one")
+        raise NvshmemError(f"NVSHMEM: ranks are PEs {[*pes]}; expected all different")
     if any(status < C.nvshmem.INITIALIZED for _, status, *_ in found):
         on_all(bootstrap, lambda: _give_it_a_device(job))
     return job
@@ -111,11 +111,13 @@ def _makes_queues(loaded: Library) -> bool:
 
 
 def _found(bootstrap: Bootstrap, context: Any) -> list[Any]:
-    """Return this process's version of the library, how far that is initialised, its PE, how many there are, and which
-    Buffers have initialised it.
+    """Return the state of NVSHMEM in this process.
+
+    The items are the library's version, how far it is initialized, its PE, the number of PEs, and the name of the job
+    if a Buffer has initialized it.
     """
     if bootstrap.in_process:
-        raise NvshmemError("heap='nvshmem': expected a process for each rank, NVSHMEM's PEs are processes")
+        raise NvshmemError("heap='nvshmem': expected one process per rank, because NVSHMEM's PEs are processes")
     loaded = library()
     with context.current():
         status = loaded.status()
@@ -130,11 +132,11 @@ def _initialize(unique: bytes, bootstrap: Bootstrap, context: Any) -> list[Any]:
 
 
 def _give_it_a_device(job: Job) -> None:
-    """Have what was initialised without a GPU take the current one."""
+    """Make an NVSHMEM that was initialized without a GPU take the current one."""
     if not job.is_whole:
         raise NvshmemError(
-            f"NVSHMEM was initialised without a GPU, and only {len(job.pes)} of its {job.all_pes} PEs are ranks: "
-            "expected torch.cuda.set_device before it is initialised"
+            f"NVSHMEM was initialized without a GPU, and only {len(job.pes)} of its {job.all_pes} PEs are ranks: "
+            "expected torch.cuda.set_device before it is initialized"
         )
     with job.context.current():
         job.library.take_device()

@@ -1,4 +1,4 @@
-"""A Buffer's heaps in NVSHMEM's symmetric heap, with NVSHMEM's queue pairs for what its ranks do not map."""
+"""A Buffer's heaps in NVSHMEM's symmetric heap, with NVSHMEM's queue pairs to ranks whose heaps are not mapped."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class NvshmemMemory:
-    """What a rank has of NVSHMEM for one Buffer. It does not grow (P10): all PEs allocate at once.
+    """A rank's memory and queue pairs in NVSHMEM for one Buffer. It does not grow (P10), as all PEs allocate at once.
 
     Parameters
     ----------
     bootstrap : Bootstrap
         The ranks. Collective among them.
     machines : sequence of int
-        By rank: which machine it is on.
+        The machine of each rank.
     context : native.C.cuda.Context
-        Of this rank's GPU.
+        The context of this rank's GPU.
     queues
-        Queue pairs to each peer: at most so many of those that NVSHMEM shares, where it cannot make others.
+        Queue pairs to each peer; if NVSHMEM cannot create others, at most this many of those that it shares.
 
     Raises
     ------
     NvshmemError
-        On all ranks.
+        A rank has failed. Raised on all ranks.
     """
 
     def __init__(self, bootstrap: Bootstrap, machines: Sequence[int], context: Any, queues: int) -> None:
@@ -43,15 +43,15 @@ class NvshmemMemory:
         told = on_all(bootstrap, self._look)
         if len({(nics, per_nic) for nics, per_nic in told if nics}) > 1:
             raise NvshmemError(
-                "NVSHMEM: expected as many NICs and queue pairs on all PEs (NVSHMEM_IBGDA_NUM_RC_PER_PE, "
-                f"NVSHMEM_HCA_LIST), their numbers are {[(nics, per_nic) for nics, per_nic in told]} by rank"
+                "NVSHMEM: expected equal numbers of NICs and queue pairs on all PEs (NVSHMEM_IBGDA_NUM_RC_PER_PE, "
+                f"NVSHMEM_HCA_LIST), found {[(nics, per_nic) for nics, per_nic in told]} by rank"
             )
         nics, per_nic = told[self._rank]
         self._own = self.job.has_own_queues
         self._queues = max(1, queues if self._own else min(queues, nics * per_nic))
 
     def _look(self) -> tuple[int, int]:
-        """Return how many NICs NVSHMEM's kernels use, and how many queue pairs to each PE they share on each."""
+        """Return how many NICs NVSHMEM's kernels use, and how many shared queue pairs to each PE they have on each."""
         self._read_states()
         for rank, pe in enumerate(self.job.pes):
             if self._is_near(rank) and not self.job.library.mapped(self._states.heap, pe):
@@ -69,11 +69,11 @@ class NvshmemMemory:
         return self._machines[rank] == self._machines[self._rank]
 
     def refusal_of_nic(self, peer: int) -> str:
-        """Return why NVSHMEM's queue pairs do not lead to a rank; empty: they do."""
+        """Return why NVSHMEM's queue pairs do not reach a rank; empty if they do."""
         if not self.job.context.orders_nic_writes:
             return (
                 "this GPU's running kernels do not see a NIC's writes in order (GPU_DIRECT_RDMA_WRITES_ORDERING is 0), "
-                "so a signal could be seen before the rows in front of it"
+                "so a signal could be seen before the rows that precede it"
             )
         try:
             C.nvshmem.check(self.job.context, self._wanted([rank == peer for rank in range(len(self._machines))]))
@@ -84,32 +84,32 @@ class NvshmemMemory:
     def make_heaps(
         self, bootstrap: Bootstrap, size: int, cleared: int, by_nics: bool, make_copy: Callable[[], Any]
     ) -> tuple[list[C.Heap], C.nvshmem.Wanted]:
-        """Take memory for this rank's heap at the same place on all ranks, and find theirs. Collective among them.
+        """Take memory for this rank's heap, at the same place on all ranks, and find theirs. Collective among them.
 
         Parameters
         ----------
         bootstrap : Bootstrap
             The ranks.
         size
-            Bytes of a heap.
+            Size of a heap in bytes.
         cleared
-            How many of them, from the first, are zero before any peer can reach them.
+            How many of its first bytes are zero before any peer can reach them.
         by_nics
-            Whether NICs join some ranks, for which queue pairs are needed.
+            Whether some ranks are reached by NICs, which needs queue pairs.
         make_copy : callable
-            Makes memory for a copy of the first bytes of a heap that is not mapped here.
+            Allocates memory for a copy of the first bytes of a heap that is not mapped here.
 
         Returns
         -------
         heaps : list of native.C.Heap
-            By rank.
+            The heaps by rank.
         wanted : native.C.nvshmem.Wanted
-            What queue pairs and keys go with them.
+            The queue pairs and keys that go with them.
 
         Raises
         ------
         NvshmemError
-            On all ranks: NVSHMEM has no room, or no more queue pairs, or another GPU's memory.
+            NVSHMEM has no room, no more queue pairs, or memory of another GPU. Raised on all ranks.
         """
         with self.job.context.current():
             self._part = part = self.job.pool.take(
@@ -121,28 +121,28 @@ class NvshmemMemory:
         def clear() -> int:
             if not self.job.context.owns(address):
                 raise NvshmemError(
-                    f"NVSHMEM was initialised with another GPU than this Buffer's, cuda:{self.job.context.ordinal}: "
-                    "expected torch.cuda.set_device with the Buffer's GPU before NVSHMEM is initialised"
+                    f"NVSHMEM was initialized with another GPU than this Buffer's, cuda:{self.job.context.ordinal}: "
+                    "expected torch.cuda.set_device with the Buffer's GPU before NVSHMEM is initialized"
                 )
             part.lease = C.nvshmem.lease(self.job.context, address, size, cleared)
             return offset
 
-        # No rank stores into another's heap before that is clear.
+        # No rank stores into another's heap before it is cleared.
         _check_places(on_all(bootstrap, clear))
         own = part.lease.take()
         heaps = [
             own if rank == self._rank else self._heap_of(address, size, pe) if self._is_near(rank) else make_copy()
             for rank, pe in enumerate(self.job.pes)
         ]
-        on_all(bootstrap, self._read_states)  # with the keys of what was allocated
+        on_all(bootstrap, self._read_states)  # with the keys of the new memory
         return heaps, self._wanted([], offset, size)
 
     def leave(self) -> None:
-        """Say that the Buffer has ended well, or never began: its part may be taken again once no output lies there."""
+        """Mark the Buffer as ended well, or never begun: its part may be reused once it holds no output."""
         if self._part is not None:
             self._part.left = True
             if self._part.lease is not None:
-                self._part.lease.take()  # what no Buffer has come to use
+                self._part.lease.take()  # a heap that no Buffer has used
 
     def _heap_of(self, address: int, size: int, pe: int) -> C.Heap:
         mapped = self.job.library.mapped(address, pe)
@@ -150,7 +150,7 @@ class NvshmemMemory:
 
     def _wanted(self, reached: list[bool], offset: int = 0, size: int = 0) -> C.nvshmem.Wanted:
         queues = self._part.queues if self._part is not None else None
-        shared = self._own and queues is None  # none of one's own have been made yet: then these are looked at
+        shared = self._own and queues is None  # no own ones yet: check the shared ones
         return C.nvshmem.Wanted(
             version=self.job.library.version,
             device_state=self._states.device,
@@ -167,9 +167,9 @@ class NvshmemMemory:
 
 
 def _check_places(offsets: Sequence[int]) -> None:
-    """Of a Buffer's memory in the heaps of its ranks."""
+    """Check that a Buffer's memory is at the same place in the heaps of all its ranks."""
     if len({*offsets}) > 1:
         raise NvshmemError(
             f"NVSHMEM: this Buffer's memory begins at bytes {[*offsets]} of the ranks' heaps; expected the same place "
-            "on all: each PE makes Buffers, and allocates, in the same order, by one thread at a time"
+            "on all: each PE must make Buffers, and allocate, in the same order, with one thread at a time"
         )

@@ -1,8 +1,8 @@
-"""Symmetric memory and queue pairs of this process: what Buffers have taken, and what they may take again.
+"""Symmetric memory and queue pairs of this process: what Buffers have taken, and what can be reused.
 
-Only all PEs together can allocate or make queue pairs, and neither is given back: so Buffers take from here. What one
-has left is taken again by a Buffer of the same ranks alone, which wants no more. That all of its ranks make one says
-that all have left the old one, and then no request of theirs is on its way there.
+Only all PEs together can allocate memory or create queue pairs, and neither is ever freed, so Buffers take from here.
+What a Buffer has left is reused only by a Buffer of the same ranks that wants no more. When all of these ranks make the
+new Buffer, all have left the old one, so none of its requests is still in flight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALIGNMENT = 4096
 
 @dataclass
 class Block:
-    """What one allocation has brought, at the same offset in the heap of every PE."""
+    """The memory of one allocation, at the same offset in the heap of every PE."""
 
     address: int
     size: int
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass
 class Queues:
-    """Queue pairs to every PE that only their owner posts to, and where kernels count what they post."""
+    """Queue pairs to every PE that only their owner posts to, and the counters of what kernels post."""
 
     handles: list[int]
     counts: Any
@@ -42,20 +42,20 @@ class Queues:
 
 @dataclass
 class Part:
-    """What a Buffer has of this PE.
+    """A Buffer's memory and queue pairs on this PE.
 
     Attributes
     ----------
     block : int
-        Of which block it is.
+        Index of the `Block` that the memory is in.
     offset, size : int
-        Bytes in it.
+        Place in the block, in bytes.
     queues : Queues or None
-        None: NVSHMEM's own, which it shares with its kernels.
+        None means NVSHMEM's own queue pairs, shared with its kernels.
     lease : native.C.nvshmem.Lease or None
-        Of the heap in it.
+        Lease of the heap in this memory.
     left : bool
-        The Buffer has ended well: no request of this rank's is on its way.
+        The Buffer has ended well: no request of this rank is in flight.
     """
 
     block: int
@@ -67,22 +67,22 @@ class Part:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing here uses it any more."""
+        """Whether nothing in this process uses it any longer."""
         return self.left and (self.lease is None or self.lease.ended)
 
 
 @dataclass
 class Pool:
-    """Of one process, which has one NVSHMEM at a time.
+    """The pool of one process, which has one NVSHMEM at a time.
 
     Attributes
     ----------
     blocks : list of Block
-        In the order of allocation, which is that of all PEs.
+        In order of allocation, which is the same on all PEs.
     spare_queues : dict
-        By their number: queue pairs that no Buffer has yet.
+        Queue pairs that no Buffer has yet, by their number.
     job : str
-        Where a Buffer has initialised NVSHMEM: a name that only its PEs know. Empty: the program has.
+        If a Buffer has initialized NVSHMEM, a name that only its PEs know; empty if the program has.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -91,13 +91,13 @@ class Pool:
     _parts: dict[tuple[int, ...], list[Part]] = field(default_factory=lambda: defaultdict(list))
 
     def begin(self, job: str) -> None:
-        """Forget what there was of an NVSHMEM that has been finalized since: this one has been initialised anew."""
+        """Forget the state of a previous NVSHMEM, finalized since: a new one has been initialized."""
         self.job = job
         for one in (self.blocks, self.spare_queues, self._parts):
             one.clear()
 
     def reserve(self, bootstrap: Bootstrap, job: Job, size: int) -> None:
-        """Allocate. Collective among all PEs, which are the ranks.
+        """Allocate a block. Collective among all PEs, which are the ranks.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class Pool:
         """
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         address = on_all(bootstrap, partial(_allocate, job.library, size))[bootstrap.rank]
-        self.blocks.append(Block(address, size))  # on all ranks, or on none
+        self.blocks.append(Block(address, size))  # on all ranks or on none
 
     def take(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part:
         """Take memory at the same place on all ranks of a Buffer, and queue pairs. Collective among them.
@@ -116,27 +116,27 @@ class Pool:
         bootstrap : Bootstrap
             The ranks.
         job : Job
-            Which PEs they are.
+            The job, with the PEs of the ranks.
         size
-            Bytes.
+            Size in bytes.
         queues
-            Queue pairs to each PE of one's own; 0: NVSHMEM's.
+            Number of own queue pairs to each PE; 0 to use NVSHMEM's.
 
         Raises
         ------
         NvshmemError
-            There is no room, or only all PEs can make some.
+            There is no room, or more could only be made by all PEs.
         """
         part = self._left(bootstrap, job, size, queues) or self._fresh(bootstrap, job, size, queues)
         part.left = False
         return part
 
     def address(self, part: Part) -> int:
-        """Return where a part is."""
+        """Return the address of a part."""
         return self.blocks[part.block].address + part.offset
 
     def _left(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part | None:
-        """Return what a Buffer of these ranks has left, and all of them: the smallest that will do."""
+        """Return the smallest sufficient part that a Buffer of these ranks has left on all of them."""
         free = {
             (part.size, _count(part.queues), part.block, part.offset): part
             for part in self._parts[job.pes]
@@ -151,7 +151,7 @@ class Pool:
         lacks_queues = queues > 0 and not all(bootstrap.all_gather(bool(self.spare_queues[queues])))
         if (place is None or lacks_queues) and not job.is_whole:
             raise NvshmemError(
-                f"heap='nvshmem': these ranks are {len(job.pes)} of NVSHMEM's {job.all_pes} PEs, which alone can "
+                f"heap='nvshmem': these ranks are {len(job.pes)} of NVSHMEM's {job.all_pes} PEs, which can only "
                 f"{'allocate' if place is None else 'make queue pairs'} together: expected "
                 f"all to have called deep_ep_py.nvshmem.reserve(group, {size}, num_qps_per_rank={max(1, job.queues)})"
             )
@@ -167,21 +167,21 @@ class Pool:
         return part
 
     def make_queues(self, bootstrap: Bootstrap, job: Job, queues: int) -> None:
-        """Make queue pairs for a Buffer. Collective among all PEs, which are the ranks."""
+        """Create queue pairs for a Buffer. Collective among all PEs, which are the ranks."""
         made = list[Any]()
-        # By itself: where a rank has no memory for it, the others must not wait in NVSHMEM.
+        # A step of its own: if a rank has no memory for it, the others must not wait in NVSHMEM.
         on_all(bootstrap, lambda: made.append(C.nvshmem.Counts(job.context, pes=job.all_pes, queues=queues)))
         on_all(bootstrap, lambda: made.append(job.library.make_queue_pairs(queues)))
         counts, handles = made
         self.spare_queues[queues].append(Queues(handles, counts))
 
     def _room(self, bootstrap: Bootstrap, size: int) -> tuple[int, int] | None:
-        """Return the first block, and where in it, that has never been used on any of the ranks."""
+        """Return the first block, and the place in it, with enough memory that was never used on any of the ranks."""
         told = bootstrap.all_gather([[block.size, block.used] for block in self.blocks])
         if len({tuple(block_size for block_size, _ in theirs) for theirs in told}) > 1:
             raise NvshmemError(
-                "NVSHMEM: these ranks do not have the same symmetric memory, as where a Buffer's construction was "
-                "interrupted on some; expected new processes"
+                "NVSHMEM: these ranks do not have the same symmetric memory, for example because a Buffer's "
+                "construction was interrupted on some; expected new processes"
             )
         for place, block in enumerate(self.blocks):
             offset = max(theirs[place][1] for theirs in told)
@@ -207,5 +207,5 @@ def _count(queues: Queues | None) -> int:
 
 @cache
 def pool() -> Pool:
-    """Return this process's."""
+    """Return this process's pool."""
     return Pool()

@@ -1,7 +1,7 @@
-"""What NVSHMEM's library tells kernels: read from the symbols of a module that is loaded for that alone.
+"""NVSHMEM's device state, read from the symbols of a module that is loaded only for this purpose.
 
-The library fills in, by name, what a module defines; how its fields lie the library's version decides, never a header's
-(csrc/wire/nvshmem.h).
+The library fills in the symbols that a module defines, by name. The layout of their fields is decided by the library's
+version, never by that of a header (csrc/wire/nvshmem.h).
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ _VERSION, _DEVICE, _IBGDA = (
     f"nvshmemi_{name}_d" for name in ("device_lib_version", "device_state", "ibgda_device_state")
 )
 _OLDEST = (3, 4, 5)
-"""Whose layout the states have: any later release of that major version fills in the same."""
+"""The release whose layout the states have; every later release of that major version fills in the same."""
 
 
 @dataclass(frozen=True)
 class States:
-    """The bytes of both states, as they were when they were read."""
+    """The bytes of both states at the time they were read."""
 
     device: bytes
     ibgda: bytes
 
     @property
     def heap(self) -> int:
-        """Address of this PE's symmetric heap."""
+        """The address of this PE's symmetric heap."""
         return C.nvshmem.heap_of(self.device)
 
 
 def read_states(library: Library, context: Any) -> States:
-    """Read what the library has told kernels so far. After the last allocation, that is: it tells of new memory's keys.
+    """Read the device state of the library. Call this after the last allocation, so that it has the new memory's keys.
 
-    Waits for all that runs on the GPU, as the library does.
+    Waits for everything that runs on the GPU, as the library does.
 
     Parameters
     ----------
     library : Library
-        Initialised with a device.
+        The library, initialized with a device.
     context : native.C.cuda.Context
-        Of that device; current on this thread.
+        The context of that device, current on this thread.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def read_states(library: Library, context: Any) -> States:
         library.fill_in(module.handle)
         return States(module.read(_DEVICE), module.read(_IBGDA))
     finally:
-        # Also where an interrupt has come while the library waited: it must not come to know a module that is gone.
+        # Even after an interrupt during the library's wait: it must not keep a module that no longer exists.
         library.forget(module.handle)
 
 

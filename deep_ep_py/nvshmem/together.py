@@ -1,4 +1,4 @@
-"""What the ranks of a Buffer do at the same time, so that none waits in NVSHMEM for one that has failed."""
+"""Steps that the ranks of a Buffer take together, so that none waits in NVSHMEM for one that has failed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _log = logging.getLogger("deep_ep_py")
 
 
 def on_all(bootstrap: Bootstrap, do: Callable[[], Any]) -> list[Any]:
-    """Return what each rank's `do` returns, which JSON can say; where one's raises, all do. Collective."""
+    """Return the result of each rank's `do`, which must be JSON; if one raises, all ranks raise. Collective."""
     value, failed = attempt(do)
     if failed is not None:
-        # At once: others may wait in NVSHMEM for what has failed here, and then no exception tells them.
+        # Logged at once: others may wait in NVSHMEM for what has failed here, and then no exception reaches them.
         _log.error("rank %d: %s", bootstrap.rank, _named(failed))
     told = bootstrap.all_gather(["" if failed is None else _named(failed), value])
     for rank, (why, _) in enumerate(told):

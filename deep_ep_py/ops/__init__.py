@@ -1,14 +1,14 @@
-"""Dispatch and combine as torch ops: with gradients, and inside what `torch.compile` compiles.
+"""Dispatch and combine as torch ops, with gradients and support for `torch.compile`.
 
-    name = deep_ep_py.ops.register(buffer)      # hold on to the Buffer
-    received = deep_ep_py.ops.dispatch(x, topk_idx, topk_weights, num_experts, name)
-    out = deep_ep_py.ops.combine(my_experts(received), received.routes, name)
+    name = deep_ep_py.ops.register(buffer)      # keep a reference to the Buffer received = deep_ep_py.ops.dispatch(x,
+    topk_idx, topk_weights, num_experts, name) out = deep_ep_py.ops.combine(my_experts(received), received.routes, name)
 
-Each is collective, and so is its backward: a dispatch's is a combine, a combine's is a dispatch along the same routes.
-All ranks of the group must call the same ops in the same order, and have the same inputs require a gradient. A rank
-that received no rows is no exception: its experts' output must still depend on `received.x`.
+Each op is collective, and so is its backward: the backward of a dispatch is a combine, that of a combine a dispatch
+along the same routes. All ranks of the group must call the same ops in the same order, and the same inputs must require
+a gradient on all of them. This includes a rank that received no rows: the output of its experts must still depend on
+`received.x`.
 
-For decoding there are `low_latency_dispatch` and `low_latency_combine`, without gradients.
+For decoding, use `low_latency_dispatch` and `low_latency_combine`, which have no gradients.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = [
 
 
 class Dispatched(NamedTuple):
-    """What a rank received.
+    """The rows and routing that a rank received.
 
     Attributes
     ----------
     x : torch.Tensor
         bfloat16 [rows, hidden], sorted by source rank, then token. Differentiable.
     topk_idx : torch.Tensor
-        Of the dtype of the `topk_idx` that was sent, [rows, top-k]: local expert ids, -1 for experts of other ranks.
+        [rows, top-k], of the dtype of the `topk_idx` that was sent: local expert ids, -1 for experts of other ranks.
     topk_weights : torch.Tensor
-        float32 [rows, top-k]: 0 where the id is -1. Differentiable.
+        float32 [rows, top-k], 0 where the id is -1. Differentiable.
     routes : list of torch.Tensor
-        For `combine` and `dispatch_again`; of no other use. What they hold is given back with them.
+        Opaque; for `combine` and `dispatch_again`. Their memory is released with them.
     """
 
     x: Tensor
@@ -59,24 +59,24 @@ def dispatch(
 ) -> Dispatched:
     """Send every token to the ranks that hold its experts.
 
-    Gradients: that of `x`, bfloat16, is summed in fp32 over the ranks a token went to; that of `topk_weights` is 0
+    The gradient of `x`, bfloat16, is summed in fp32 over the ranks that a token went to; that of `topk_weights` is 0
     where `topk_idx` is -1.
 
     Parameters
     ----------
     x : torch.Tensor
-        bfloat16 [tokens, hidden], hidden a multiple of 8; on the Buffer's device, as the others.
+        bfloat16 [tokens, hidden], hidden a multiple of 8; like the other tensors, on the Buffer's device.
     topk_idx : torch.Tensor
         int64 or int32 [tokens, top-k]: expert ids, -1 for none.
     topk_weights : torch.Tensor
         float32 [tokens, top-k].
     num_experts : int
-        Experts of all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
+        Number of experts on all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
     group : str
-        From `register`.
+        The name that `register` returned.
     num_worst_tokens : int
-        0: as many rows as arrive; a compiler gets an unbacked size. Else the rows of the outputs, the same on all ranks
-        and enough for each; those that no rank sent are 0, with index -1.
+        0: the outputs have as many rows as arrive, an unbacked size to a compiler. Otherwise the number of rows of the
+        outputs, the same on all ranks and sufficient for each; rows that no rank sent are 0, with index -1.
 
     Returns
     -------
@@ -85,47 +85,47 @@ def dispatch(
     Raises
     ------
     TypeError, ValueError, DeepEPError, DeepEPTimeout
-        As `Buffer.dispatch`; and if `group` is not registered.
+        As `Buffer.dispatch`; also if `group` is not registered.
     """
     return Dispatched(*library.dispatch(x, topk_idx, topk_weights, num_experts, num_worst_tokens, group))
 
 
 def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    """Send other rows along the routes of a dispatch: no counts are exchanged.
+    """Send other rows along the routes of a dispatch, without exchanging counts.
 
     Parameters
     ----------
     x : torch.Tensor
-        bfloat16 [tokens, hidden], tokens as in that dispatch; hidden may differ.
+        bfloat16 [tokens, hidden], with as many tokens as in that dispatch; hidden may differ.
     routes : list of torch.Tensor
         `Dispatched.routes` of the same Buffer.
     group : str
-        From `register`.
+        The name that `register` returned.
 
     Returns
     -------
     torch.Tensor
-        bfloat16 [rows, hidden], rows as in that dispatch. Differentiable.
+        bfloat16 [rows, hidden], with as many rows as in that dispatch. Differentiable.
 
     Raises
     ------
     TypeError, ValueError, DeepEPError, DeepEPTimeout
-        As `Buffer.dispatch`; and if `routes` are not of this Buffer.
+        As `Buffer.dispatch`; also if `routes` are not of this Buffer.
     """
     return library.dispatch_again(x, routes, group)
 
 
 def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    """Bring rows back to their tokens' owners and sum them: a plain sum in fp32, rounded once.
+    """Return rows to their tokens' owners and sum them, unweighted, in fp32 with one rounding.
 
     Parameters
     ----------
     x : torch.Tensor
-        bfloat16 [rows, hidden], in the order of `Dispatched.x`; the gate's weights are applied.
+        bfloat16 [rows, hidden], in the order of `Dispatched.x`, with the gate's weights already applied.
     routes : list of torch.Tensor
         `Dispatched.routes` of the same Buffer.
     group : str
-        From `register`.
+        The name that `register` returned.
 
     Returns
     -------
@@ -135,6 +135,6 @@ def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     Raises
     ------
     TypeError, ValueError, DeepEPError, DeepEPTimeout
-        As `Buffer.combine`; and if `routes` are not of this Buffer.
+        As `Buffer.combine`; also if `routes` are not of this Buffer.
     """
     return library.combine(x, routes, group)

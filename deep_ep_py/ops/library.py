@@ -1,4 +1,4 @@
-"""The ops as torch knows them: schema, kernel, shapes for compilers, backward."""
+"""Registration of the ops with torch: schema, kernel, shapes for compilers, backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, t
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """Return x, or a copy as kernels read it: gradients come expanded, or as a part of something."""
+    """Return x, or a contiguous, aligned copy of it: gradients may be expanded, or views of other tensors."""
     if x.is_contiguous() and x.data_ptr() % ROW_ALIGNMENT == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -70,11 +70,11 @@ def _keep_routes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> 
 
 
 def _dispatch_backward(ctx: Any, grad_x: Tensor, _: None, grad_weights: Tensor, __: list[None]) -> tuple[Any, ...]:
-    """What ranks have made of a token's copies comes back to it, and adds up: a combine."""
+    """Sum the gradients of a token's copies, which a combine returns to its owner."""
     recv_topk_idx, *routes = ctx.saved_tensors
     if not ctx.needs_input_grad[2]:
         return combine(grad_x, routes, ctx.group), None, None, None, None, None
-    grad_weights = grad_weights.masked_fill(recv_topk_idx < 0, 0)  # those weights are 0 whatever the sender's are
+    grad_weights = grad_weights.masked_fill(recv_topk_idx < 0, 0)  # these weights are 0, whatever was sent
     grad_x, grad_weights = combine_with_weights(grad_x, grad_weights, routes, ctx.group)
     return grad_x, None, grad_weights, None, None, None
 
@@ -113,7 +113,7 @@ def _dispatch_again_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 @torch.library.custom_op("deep_ep::combine", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor")
 def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    """Bring rows back to their tokens, and sum them."""
+    """Return rows to their tokens' owners and sum them."""
     buffer = buffer_of(group)
     return buffer.combine(_as_rows(x), to_handle(buffer, routes))[0]
 
@@ -124,7 +124,7 @@ def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
 
 
 def _combine_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Every row of a sum has the sum's gradient: it goes where the token went."""
+    """Send the gradient of each sum to every rank that contributed a row, as a dispatch of the token."""
     routes = list(ctx.saved_tensors)
     return dispatch_again(grad, routes, ctx.group), [None] * len(routes), None
 
@@ -135,7 +135,7 @@ def _combine_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     schema="(Tensor x, Tensor topk_weights, Tensor[] routes, str group) -> (Tensor, Tensor)",
 )
 def combine_with_weights(x: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> tuple[Tensor, Tensor]:
-    """Combine rows and, likewise, what belongs to each choice of theirs: a dispatch's backward."""
+    """Combine rows and a value for each of their choices: the backward of a dispatch."""
     buffer = buffer_of(group)
     combined_x, combined_weights, _ = buffer.combine(
         _as_rows(x), to_handle(buffer, routes), topk_weights=topk_weights.contiguous()

@@ -1,10 +1,10 @@
-"""Low-latency dispatch and combine as torch ops, for decoding inside what `torch.compile` compiles. No gradients.
+"""Low-latency dispatch and combine as torch ops, for decoding under `torch.compile`. They have no gradients.
 
-    name = deep_ep_py.ops.register(buffer)      # made with low_latency_mode=True; hold on to it
-    received = low_latency_dispatch(x, topk_idx, max_tokens, num_experts, name)
-    out = low_latency_combine(my_experts(received.x, received.counts), topk_idx, topk_weights, received.routes, name)
+    name = deep_ep_py.ops.register(buffer)      # made with low_latency_mode=True; keep a reference received =
+    low_latency_dispatch(x, topk_idx, max_tokens, num_experts, name) out = low_latency_combine(my_experts(received.x,
+    received.counts), topk_idx, topk_weights, received.routes, name)
 
-All sizes are known before the call, so a compiler needs no unbacked ones.
+All sizes are known before the call, so a compiler needs no unbacked sizes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from deep_ep_py.modes.low_latency.sizes import Sizes
 from deep_ep_py.ops.registry import buffer_of, serial_of
 
 _NUMBERS = 7
-"""Of routes: of the Buffer, the operation and its generation, most tokens, hidden, top-k, experts."""
+"""Numbers in routes: Buffer, operation, generation, maximum tokens, hidden, top-k and experts."""
 
 
 class Received(NamedTuple):
-    """What a rank received.
+    """The rows that a rank received.
 
     Attributes
     ----------
     x : torch.Tensor
-        [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden], bfloat16 or float8_e4m3fn: an expert's rows
-        stand at the beginning, sorted by source, then token.
+        [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden], bfloat16 or float8_e4m3fn. The rows of an
+        expert come first, sorted by source, then token.
     scales : torch.Tensor or None
-        With `use_fp8`: as `Buffer.low_latency_dispatch` returns them.
+        With `use_fp8`, the scales as returned by `Buffer.low_latency_dispatch`.
     counts : torch.Tensor
-        int32 [local experts]: rows of each.
+        int32 [local experts]: number of rows of each.
     routes : list of torch.Tensor
-        For `low_latency_combine`; of no other use.
+        Opaque; for `low_latency_combine`.
     """
 
     x: Tensor
@@ -62,9 +62,9 @@ def low_latency_dispatch(
     Parameters
     ----------
     group : str
-        From `register`.
+        The name that `register` returned.
     x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0
-        As `Buffer.low_latency_dispatch` takes them.
+        As in `Buffer.low_latency_dispatch`.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def low_latency_dispatch(
     Raises
     ------
     TypeError, ValueError, DeepEPError, DeepEPTimeout
-        As `Buffer.low_latency_dispatch`; and if `group` is not registered.
+        As `Buffer.low_latency_dispatch`; also if `group` is not registered.
     """
     max_tokens = num_max_dispatch_tokens_per_rank
     recv_x, scales, counts, routes = dispatch_op(
@@ -85,16 +85,16 @@ def low_latency_dispatch(
 def low_latency_combine(
     x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str, use_logfmt: bool = False
 ) -> Tensor:
-    """Send the experts' results back to their tokens, and sum them with the tokens' weights.
+    """Send the experts' results back to the tokens' owners, and sum them with the tokens' weights.
 
     Parameters
     ----------
     x, topk_idx, topk_weights, use_logfmt
-        As `Buffer.low_latency_combine` takes them.
+        As in `Buffer.low_latency_combine`.
     routes : list of torch.Tensor
         `Received.routes` of the same Buffer.
     group : str
-        From `register`.
+        The name that `register` returned.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def low_latency_combine(
     Raises
     ------
     TypeError, ValueError, DeepEPError, DeepEPTimeout
-        As `Buffer.low_latency_combine`; and if `routes` are not of this Buffer.
+        As `Buffer.low_latency_combine`; also if `routes` are not of this Buffer.
     """
     return combine_op(x, topk_idx, topk_weights, routes, use_logfmt, group)
 
@@ -178,7 +178,7 @@ def _(
 def combine_op(
     x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], use_logfmt: bool, group: str
 ) -> Tensor:
-    """Send results back to their tokens, and sum them."""
+    """Send results back to the tokens' owners and sum them."""
     buffer = buffer_of(group)
     handle = _to_handle(buffer, routes, topk_idx.shape[0])
     combined, _, _ = buffer.low_latency_combine(
@@ -193,7 +193,7 @@ def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], u
 
 
 def _to_routes(buffer: Buffer, handle: Handle) -> list[Tensor]:
-    """Return a handle's routes: numbers on the CPU, then its tensors, then the places that its origin refers to."""
+    """Return a handle's routes: numbers on the CPU, the handle's tensors, and the places of its origin."""
     origin = Origin.behind(handle[0])
     assert origin is not None
     sizes = origin.sizes
@@ -203,19 +203,19 @@ def _to_routes(buffer: Buffer, handle: Handle) -> list[Tensor]:
 
 
 def _to_handle(buffer: Buffer, routes: list[Tensor], tokens: int) -> Handle:
-    """Return the handle whose routes these are.
+    """Return the handle that the routes were made from.
 
     Raises
     ------
     TypeError, ValueError
-        If they are not what a dispatch of this Buffer has returned.
+        A dispatch of this Buffer did not return them.
     """
     if len(routes) != 4:
         raise ValueError(f"routes=a list of {len(routes)}: expected the 4 tensors that low_latency_dispatch returned")
     numbers = tensor("routes[0]", routes[0], torch.int64, (_NUMBERS,), torch.device("cpu"))
     serial, operation, generation, *rest = numbers.tolist()
     if serial != serial_of(buffer):
-        raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
+        raise ValueError("routes: expected those of this Buffer, got those of another Buffer")
     sizes, ranks, device = Sizes(*rest), buffer.group_size, buffer.device
     local, words = sizes.experts // ranks, Origin.places_words(sizes, ranks, tokens)
     src_info = tensor("routes[1]", routes[1], torch.int32, (local, ranks * sizes.max_tokens), device)

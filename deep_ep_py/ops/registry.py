@@ -1,4 +1,4 @@
-"""Names of Buffers. An op's schema carries a name: a compiled graph cannot carry the Buffer itself."""
+"""Names of Buffers. An op's schema has a name instead of the Buffer, which a compiled graph cannot hold."""
 
 from __future__ import annotations
 
@@ -13,51 +13,48 @@ _serials: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
 _next_serial = itertools.count(1)
 _lock = threading.Lock()
 _ROUTES_VERSION = 1
-"""Grows when routes become other tensors."""
+"""Increases whenever the tensors of routes change."""
 
 
 def register(buffer: Buffer, name: str | None = None) -> str:
-    """Give a Buffer the name by which ops find it.
+    """Register a Buffer under a name by which ops find it.
 
-    A name means one Buffer of the whole process, in whatever thread an op or its backward runs. So ranks that are
-    threads of one process each have a name of their own; in processes the name of the process group suffices. The
-    Buffer is not kept alive: hold on to it as long as ops use it.
+    A name stands for one Buffer of the whole process, whichever thread an op or its backward runs on. Ranks that are
+    threads of one process therefore each need a name of their own; for ranks that are processes, the name of the
+    process group suffices. The registry does not keep the Buffer alive: keep a reference as long as ops use it.
 
     Parameters
     ----------
     buffer : Buffer
-        To be found. Registering it again, under this or another name, is fine.
+        The Buffer to register. It may be registered again, under the same or another name.
     name : str, optional
         Default: the name of its process group.
 
     Returns
     -------
     str
-        The argument `group` of ops: the name, with what the shapes of routes depend on. A compiler's cache knows a
-        graph by its strings, so it does not take one that was made for another number of ranks, or by another version.
+        The `group` argument of ops: the name, extended by everything that the shapes of routes depend on. A compiler's
+        cache identifies a graph by its strings; this keeps it from reusing one compiled for another number of ranks, or
+        by another version.
 
     Raises
     ------
     TypeError
-        If `buffer` is no Buffer.
+        `buffer` is not a Buffer.
     ValueError
-        If the name is another Buffer's that is alive, or if its group has no name and none is given.
+        Another live Buffer has the name, or no name is given and the group has none.
     """
     if not isinstance(buffer, Buffer):
         raise TypeError(f"buffer={buffer!r}: expected a Buffer")
     if name is None:
         name = getattr(buffer.group, "group_name", None)
     if not isinstance(name, str) or not name:
-        raise ValueError(
-            f"name={name!r}: expected a string that is not empty; a {type(buffer.group).__name__} has none"
-        )
+        raise ValueError(f"name={name!r}: expected a non-empty string; a {type(buffer.group).__name__} has no name")
     name = f"{name}/{buffer.group_size} ranks/{_ROUTES_VERSION}"
     with _lock:
         taken = _buffers.get(name)
         if taken is not None and taken is not buffer and taken.runtime is not None:
-            raise ValueError(
-                f"name={name!r}: expected one of this Buffer's own, it is another Buffer's of this process"
-            )
+            raise ValueError(f"name={name!r}: expected a name that no other Buffer of this process has")
         _buffers[name] = buffer
         if buffer not in _serials:
             _serials[buffer] = next(_next_serial)
@@ -65,23 +62,23 @@ def register(buffer: Buffer, name: str | None = None) -> str:
 
 
 def buffer_of(group: str) -> Buffer:
-    """Return the Buffer of a name.
+    """Return the Buffer that is registered under a name.
 
     Raises
     ------
     ValueError
-        If there is none, or it is gone.
+        There is none, or it no longer exists.
     """
     buffer = _buffers.get(group)
     if buffer is None:
         known = ", ".join(sorted(repr(name) for name in _buffers)) or "none"
         raise ValueError(
-            f"group={group!r}: expected the name of a Buffer that `deep_ep_py.ops.register` knows and that is alive; "
-            f"there are: {known}"
+            f"group={group!r}: expected the name of a live Buffer, registered by `deep_ep_py.ops.register`; "
+            f"registered: {known}"
         )
     return buffer
 
 
 def serial_of(buffer: Buffer) -> int:
-    """Return a registered Buffer's number, which no other of this process has or had."""
+    """Return a registered Buffer's number, which is unique in this process and never reused."""
     return _serials[buffer]

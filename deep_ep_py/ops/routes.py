@@ -1,6 +1,7 @@
-"""A dispatch's routes as tensors: what crosses the boundary of an op, and what autograd keeps for the backward.
+"""A dispatch's routes as tensors, which an op can return and autograd can keep for the backward.
 
-They hold all that a handle holds, so there is no table of handles: routes live exactly as long as their tensors.
+They hold everything that a handle holds, so no table of handles is needed: routes live exactly as long as their
+tensors.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from deep_ep_py.ops.registry import serial_of
 
 _NUMBERS, _PLAN = 0, 1
 _NUMBERS_OF_ROUTES = 5
-"""Numbers on the host, the tensors of a plan, the first of which has a row for each token, the source of each row."""
+"""Elements of the first tensor. Next come the tensors of a plan, the first with a row per token, then row sources."""
 
 
 def to_routes(buffer: Buffer, handle: DispatchHandle, padded: bool) -> list[torch.Tensor]:
-    """Return a handle's routes.
+    """Return the routes of a handle.
 
     Parameters
     ----------
     buffer : Buffer
-        Whose handle it is; registered.
+        The Buffer of the handle; it must be registered.
     handle : DispatchHandle
-        Of a dispatch that has just ended.
+        The handle of a dispatch that has just ended.
     padded : bool
-        Its outputs have rows that no rank sent.
+        Whether the outputs have rows that no rank sent.
 
     Returns
     -------
     list of torch.Tensor
-        int64 [5] on the CPU: the numbers of Buffer, operation and generation, top-k, `padded`; then int32 on the rows'
-        device.
+        int64 [5] on the CPU: the numbers of the Buffer, operation and generation, top-k and `padded`. Then int32
+        tensors on the device of the rows.
     """
     numbers = torch.tensor([serial_of(buffer), handle.operation, handle.generation, handle.topk, padded], device="cpu")
     return [numbers, *handle.tensors()]
@@ -44,7 +45,7 @@ def empty_routes(buffer: Buffer, x: torch.Tensor, rows: int | torch.SymInt) -> l
     """Return tensors like those of `to_routes`, for a dispatch of `x` that receives `rows` rows."""
     topology = buffer._engine.topology
     way = way_of(topology)
-    # As many node rows are passed on as counts tell.
+    # The number of node rows to forward is known only from the counts.
     passed_on = torch.library.get_ctx().new_dynamic_size() if way is TwoHopPlan else 0
     plan = [
         torch.empty([passed_on if size is None else size for size in shape], dtype=torch.int32, device=x.device)
@@ -58,22 +59,22 @@ def empty_routes(buffer: Buffer, x: torch.Tensor, rows: int | torch.SymInt) -> l
 
 
 def tokens_of(routes: list[torch.Tensor]) -> int:
-    """Return how many tokens this rank sent; known without looking at values."""
+    """Return how many tokens this rank sent, from shapes alone."""
     return routes[_PLAN].shape[0]
 
 
 def rows_of(routes: list[torch.Tensor]) -> int:
-    """Return how many rows this rank's outputs had; known without looking at values."""
+    """Return how many rows this rank's outputs had, from shapes alone."""
     return routes[-1].shape[0]
 
 
 def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
-    """Return the handle whose routes these are.
+    """Return the handle that the routes were made from.
 
     Raises
     ------
     TypeError, ValueError
-        If they are not what a dispatch of this Buffer has returned.
+        A dispatch of this Buffer did not return them.
     """
     topology = buffer._engine.topology
     way = way_of(topology)
@@ -87,13 +88,13 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
         tensor(f"routes[{index}]", routes[index], torch.int32, shape, buffer.device)
     serial, operation, generation, topk, _ = numbers.tolist()
     if serial != serial_of(buffer):
-        raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
+        raise ValueError("routes: expected those of this Buffer, got those of another Buffer")
     plan = way.of(topology, routes[_PLAN:-1])
     return DispatchHandle(buffer._engine, plan, None, routes[-1], topk, operation, generation)
 
 
 def zero_padding(buffer: Buffer, recv_x: torch.Tensor, routes: list[torch.Tensor]) -> None:
-    """Clear the rows that no rank sent, so that no gradient depends on what was in memory."""
+    """Zero the rows that no rank sent, so that no gradient depends on uninitialized memory."""
     padded = bool(routes[_NUMBERS][-1])
     if padded:
         topology = buffer._engine.topology

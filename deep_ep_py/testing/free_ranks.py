@@ -1,4 +1,4 @@
-"""Ranks as threads of one process that run as they like: what `run_ranks` does on a GPU."""
+"""Ranks as threads of one process that run freely, for `run_ranks` on a GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from deep_ep_py.testing.one_launch import OneLaunch
 
 
 class FreeWorld:
-    """Where ranks meet: what a `testing.ThreadGroup` asks of a world.
+    """The world behind a `testing.ThreadGroup`, in which ranks meet.
 
     Parameters
     ----------
     size
-        How many there are.
+        Number of ranks.
     one_launch
-        Where they launch together; None: each launches for itself.
+        Where the ranks launch together; None: each launches its own kernels.
     """
 
     def __init__(self, size: int, one_launch: OneLaunch | None = None) -> None:
@@ -35,25 +35,25 @@ class FreeWorld:
         self._values: list[Any] = [None] * size
 
     def meet(self, rank: int, number: int, kind: str, value: Any) -> list[Any]:
-        """Return what every rank has brought to its collective of this number."""
+        """Return the values that all ranks have passed to the collective with this number."""
         try:
             self._values[rank] = value
             self._barrier.wait()
             values = list(self._values)
-            self._barrier.wait()  # no rank brings its next value before all have read these
+            self._barrier.wait()  # no rank writes its next value before all have read these
         except threading.BrokenBarrierError:
             assert self.failed is not None
             raise PeerFailed(self.failed, f"{kind}, collective {number}") from None
         return values
 
     def fail(self, rank: int) -> None:
-        """Let no rank wait for one that will not come."""
+        """Keep the other ranks from waiting for a rank that has failed."""
         if self.failed is None:
             self.failed = rank
         self._barrier.abort()
 
     def leave(self, rank: int) -> None:
-        """Let no rank wait to launch with one that has ended, well or not."""
+        """Keep the other ranks from waiting for launches of a rank that has ended, whether or not it failed."""
         if self.one_launch is not None:
             self.one_launch.leave(rank)
 
@@ -61,24 +61,27 @@ class FreeWorld:
 def run_free(
     n: int, call: Callable[[FreeWorld, int], Any], one_launch: bool = False
 ) -> tuple[list[Any], dict[int, BaseException]]:
-    """Run `call(world, rank)` on `n` threads at once, each with a stream of its own where there is a GPU.
+    """Run `call(world, rank)` on `n` threads at once, each with a stream of its own if there is a GPU.
 
-    With `one_launch` their kernels share a stream beside, and go there together.
+    With `one_launch`, their kernels are launched together on an additional, shared stream.
 
     Returns
     -------
     results : list
-        By rank; None where it raised.
+        Results by rank; None for a rank that raised.
     errors : dict
         Exceptions by rank, in the order in which they were raised.
 
     Raises
     ------
     ValueError
-        More ranks than a GPU has queues, without `one_launch`: some would wait for each other's kernels forever.
+        There are more ranks than the GPU has hardware queues, without `one_launch`: some would wait for each other's
+        kernels forever.
     """
     if n > QUEUES and not one_launch:
-        raise ValueError(f"n={n}: expected at most {QUEUES} ranks on one GPU, its queues, or one_launch=True")
+        raise ValueError(
+            f"n={n}: expected at most {QUEUES} ranks on one GPU, its number of hardware queues, or one_launch=True"
+        )
     provide_hardware_queues()
     world = FreeWorld(n, OneLaunch(n) if one_launch else None)
     results: list[Any] = [None] * n
@@ -105,20 +108,21 @@ def run_free(
 
 
 def _say_what_sharing_takes(ranks: int, errors: dict[int, BaseException]) -> None:
-    """Where a rank has waited too long on a GPU that ranks share, its peer may be innocent."""
+    """Add a note to timeouts on a GPU that ranks share, since the peer may not be the cause."""
     for error in errors.values():
         if isinstance(error, DeepEPTimeout):
             add_note(
                 error,
-                f"{ranks} ranks share this GPU: kernels that it does not run side by side wait for each other, by "
-                f"{choices.chosen(choices.LAUNCH)} launches ({choices.LAUNCH}) and {VARIABLE}="
-                f"{os.environ.get(VARIABLE)}, of use only if set before CUDA is; `python -m deep_ep_py canary` looks",
+                f"{ranks} ranks share this GPU: kernels that it does not run side by side wait for each other, here "
+                f"with {choices.chosen(choices.LAUNCH)} launches ({choices.LAUNCH}) and {VARIABLE}="
+                f"{os.environ.get(VARIABLE)}, which works only if set before CUDA starts; "
+                "`python -m deep_ep_py canary` checks this",
             )
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add what an exception is printed with."""
+    """Add a note that is printed with an exception."""
     if hasattr(error, "add_note"):
         error.add_note(note)
-    else:  # Python 3.10, where nothing prints them
+    else:  # Python 3.10, which does not print notes
         error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Ranks that are threads and go to the GPU together: their launches of a kernel are one."""
+"""Joint launches of ranks that are threads: their launches of a kernel become one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from deep_ep_py.core.native import C
 
 
 class OneLaunch:
-    """Where the ranks of `run_ranks(..., one_launch=True)` meet to launch.
+    """The place where the ranks of `run_ranks(..., one_launch=True)` meet to launch.
 
     Parameters
     ----------
     ranks
-        How many there are.
+        Number of ranks.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -26,22 +26,23 @@ class OneLaunch:
     def launcher(
         self, rank: int, timeout: float, context: Any, warps: int, bulk_copies: bool, cooperative: bool
     ) -> Any:
-        """Return what a rank launches with.
+        """Return the launcher of a rank.
 
         Parameters
         ----------
         rank
             The rank.
         timeout
-            Seconds that it waits for the others to launch the same.
+            Seconds to wait for the others to launch the same kernel.
         context
-            The GPU's, a `native.C.cuda.Context`; the first rank's serves all.
+            The GPU's context, a `native.C.cuda.Context`; that of the first rank is used for all.
         warps
-            Per block; the first rank's count.
+            Warps per block; the value of the first rank is used.
         bulk_copies
-            Whether the kernels copy rows by bulk copies.
+            Whether the kernels copy rows with bulk copies.
         cooperative
-            Whether the driver is told that a launch's blocks wait for each other; the first rank's word.
+            Whether launches are cooperative, which tells the driver that their blocks wait for each other; the value of
+            the first rank is used.
         """
         with self._lock:
             if self._gathering is None:

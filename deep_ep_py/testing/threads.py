@@ -22,14 +22,14 @@ _group_numbers = itertools.count()
 
 
 class RankResults(list):
-    """What `run_ranks` returns: each rank's result, by rank.
+    """The results of `run_ranks`, by rank.
 
     Attributes
     ----------
     event_hash : int
-        Hash of every decision of the schedule: equal for equal runs. 0 on a GPU, where the executor does not schedule.
+        Hash of all decisions of the schedule, equal for equal runs; 0 on a GPU, where the executor does not schedule.
     stats : dict of str to int
-        What the executor counted: switches, launches, peak_fibers, collectives, barriers, clock_jumps.
+        Counters of the executor: switches, launches, peak_fibers, collectives, barriers, clock_jumps.
     """
 
     def __init__(self, results: list[Any], stats: dict[str, int]) -> None:
@@ -40,7 +40,7 @@ class RankResults(list):
 
 @dataclass
 class _Meeting:
-    """One collective of the group, from the first rank's arrival on."""
+    """A collective of the group, from the arrival of the first rank on."""
 
     kind: str
     event: int
@@ -51,7 +51,7 @@ class _Meeting:
 
 @dataclass
 class _World:
-    """What the ranks share. One rank's thread runs at a time and only native waits switch, so nothing is locked."""
+    """State that the ranks share. It needs no lock: one rank's thread runs at a time, and only native waits switch."""
 
     size: int
     meetings: dict[int, _Meeting] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class _World:
         return meeting.values
 
     def fail(self, rank: int) -> None:
-        """Let no rank wait for one that will not come."""
+        """Keep the other ranks from waiting for a rank that has failed."""
         if self.failed is None:
             self.failed = rank
         for meeting in self.meetings.values():
@@ -90,16 +90,16 @@ class _World:
 
 
 class ThreadGroup:
-    """The process group of ranks that are threads. Objects are passed by reference.
+    """A process group of ranks that are threads; it passes objects by reference.
 
-    `run_ranks` makes one per rank. Every method but `rank` and `size` is collective.
+    `run_ranks` makes one per rank. All methods except `rank` and `size` are collective.
 
     Attributes
     ----------
     group_name : str
-        This object's own: ranks of one process must not be taken for each other.
+        A name that is unique to this object, so that ranks of one process are not confused.
     one_launch : OneLaunch or None
-        Where its ranks launch together, if they do.
+        Where the ranks launch together, if they do.
     """
 
     def __init__(self, world: _World | FreeWorld, rank: int) -> None:
@@ -110,7 +110,7 @@ class ThreadGroup:
         self.one_launch = world.one_launch
 
     def rank(self) -> int:
-        """Return the caller's rank."""
+        """Return the calling rank."""
         return self._rank
 
     def size(self) -> int:
@@ -126,7 +126,7 @@ class ThreadGroup:
         return self._meet("broadcast_object", obj)[src]
 
     def barrier(self) -> None:
-        """Return when all ranks have called it."""
+        """Wait until all ranks have called this."""
         self._meet("barrier", None)
 
     def _meet(self, kind: str, value: Any) -> list[Any]:
@@ -135,9 +135,9 @@ class ThreadGroup:
 
 
 def sleep(seconds: float) -> None:
-    """Keep the calling rank's host away for so long, by the clock that kernels see; on a CPU.
+    """Suspend the host of the calling rank, by the clock that kernels see; only on a CPU.
 
-    In `run_ranks` the clock is virtual, so this takes no time, and the other ranks' waits may run out meanwhile.
+    In `run_ranks` the clock is virtual, so this takes no time, and waits of other ranks may time out meanwhile.
     """
     C.executor.sleep(seconds)
 
@@ -154,54 +154,54 @@ def run_ranks(
 ) -> RankResults:
     """Run `fn(group, *args, **kwargs)` on `n` ranks that are threads of this process.
 
-    One rank's thread runs at a time; kernels run while all of them wait. Which thread or which kernel's thread is next
-    is drawn from the seed, so a run can be repeated exactly. The clock is virtual: when nothing can run it jumps to the
-    next deadline, so a timeout takes no time. A deadlock is detected and told.
+    One rank's thread runs at a time; kernels run while all of them wait. The seed determines which rank thread or
+    kernel thread runs next, so a run can be repeated exactly. The clock is virtual: when nothing can run, it jumps to
+    the next deadline, so a timeout takes no time. Deadlocks are detected and reported.
 
     Parameters
     ----------
     n : int
         Number of ranks.
     fn : callable
-        Called on each rank's thread with a `ThreadGroup` first. It must be deterministic and must not start threads
-        that use the library; torch's global random numbers are seeded with `seed` for the run.
+        Called on each rank's thread, with a `ThreadGroup` as its first argument. It must be deterministic and must not
+        start threads that use the library. torch's global random number generator is seeded with `seed` for the run.
     *args, **kwargs
-        Passed on. The same objects to every rank.
+        Passed to `fn`; every rank gets the same objects.
     seed : int
-        0: first come, first served. Anything else: a random schedule. The environment variable `DEEP_EP_SEED`
-        replaces it, to replay a failure.
+        0: first come, first served. Any other value: a random schedule. The environment variable `DEEP_EP_SEED`
+        overrides it, to replay a failure.
     freeze : int
-        In a random schedule, one wake-up in `freeze` puts a whole warp to sleep for long. 0: never.
+        In a random schedule, one wake-up in `freeze` suspends a whole warp for long. 0: never.
     device : str
-        "cpu", or "cuda": the ranks run on one GPU, each with a stream of its own and its share of the
-        multiprocessors. Their threads and kernels then run as they like, and time is real: `seed` and `freeze` do
-        nothing but seed torch.
+        "cpu" or "cuda". With "cuda", the ranks run on one GPU, each with a stream of its own and its share of the SMs.
+        Their threads and kernels then run freely, and time is real: `seed` only seeds torch, and `freeze` has no
+        effect.
     one_launch : bool
-        On "cuda": the ranks' launches of a kernel become one launch of all their blocks, on one stream. For tools that
-        let no two kernels run side by side, as compute-sanitizer may, under which the ranks would wait for each other
-        forever. Every call of a Buffer is then collective, `get_dispatch_layout` too, with equal sizes and `Config`,
-        and cannot be captured into a graph: a rank that does not come within the Buffer's timeout, or comes with
-        another kernel, makes all raise.
+        On "cuda", whether the ranks' launches of a kernel become one launch of all their blocks, on one stream. This is
+        for tools that do not let two kernels run side by side, such as compute-sanitizer, under which the ranks would
+        otherwise wait for each other forever. Every call of a Buffer is then collective, including
+        `get_dispatch_layout`, with equal sizes and `Config`, and cannot be captured into a graph. If a rank does not
+        arrive within the Buffer's timeout, or arrives with another kernel, all ranks raise.
 
     Returns
     -------
     RankResults
-        Results of `fn` by rank, with `event_hash` and `stats`.
+        The results of `fn` by rank, with `event_hash` and `stats`.
 
     Raises
     ------
     ValueError
-        `one_launch` on another device than "cuda".
+        `one_launch` is set on a device other than "cuda".
     DeadlockError, SimtError
-        If nothing can run any more, or a kernel breaks a rule of the SIMT machine.
+        Nothing can run any longer, or a kernel violates a rule of the SIMT machine.
     Exception
-        What the first rank to fail raised in `fn`. Its notes name the others that did; all exceptions are its attribute
-        `rank_exceptions`, by rank.
+        The exception that the first rank to fail raised in `fn`. Its notes name the other ranks that raised; its
+        attribute `rank_exceptions` has all exceptions by rank.
     """
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: expected a function of a ThreadGroup")
     if one_launch and torch.device(device).type == "cpu":
-        raise ValueError(f"one_launch=True: expected device='cuda' with it, not {device!r}")
+        raise ValueError(f"one_launch=True: expected device='cuda', not {device!r}")
     if torch.device(device).type != "cpu":
         torch.manual_seed(seed)
         free, failed = run_free(n, lambda world, rank: fn(ThreadGroup(world, rank), *args, **kwargs), one_launch)
@@ -225,7 +225,7 @@ def run_ranks(
     def body(rank: int) -> None:
         try:
             C.executor.world_enter(rank, number)
-        except SimtError:  # called off before it began, or over
+        except SimtError:  # the run was aborted before this rank began, or has ended
             pass
         else:
             call(rank)
@@ -234,7 +234,7 @@ def run_ranks(
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
     number = C.executor.world_begin(n, seed, freeze)
-    # A collection at an arbitrary point could end a Buffer there, and would do so elsewhere in a replay.
+    # A garbage collection at an arbitrary point could destroy a Buffer there, but elsewhere in a replay.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -251,7 +251,7 @@ def run_ranks(
 
 
 def _run(threads: list[threading.Thread], ended: queue.SimpleQueue[int], number: int) -> None:
-    """Start the threads and wait for them. Not by `join`, which takes a thread for dead when a signal interrupts it."""
+    """Start the threads and wait for them; not with `join`, which takes an interrupted thread for ended."""
     running = 0
     try:
         for thread in threads:
@@ -280,8 +280,9 @@ def _end_world(seed: int, abandon: bool) -> dict[str, int]:
 
 
 def _chosen(errors: dict[int, BaseException], seed: int) -> BaseException:
-    """The exception to raise: of the rank that failed first; the others may have failed because of it. A rank that was
-    told of a failure may raise before the one that told it.
+    """Return the exception to raise: that of the rank that failed first, since others may have failed because of it.
+
+    A rank that was notified of a failure may raise before the rank that notified it.
     """
 
     def follows(error: BaseException) -> bool:

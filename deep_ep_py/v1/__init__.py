@@ -1,1 +1,1 @@
-"""What callers of DeepEP's V1 expect of a Buffer besides its modes."""
+"""The parts of DeepEP's V1 `Buffer` interface other than the normal-mode calls."""

@@ -1,4 +1,4 @@
-"""Low-latency mode as `deep_ep.Buffer` of DeepEP 1.2 has it."""
+"""Low-latency mode with the interface of DeepEP 1.2's `deep_ep.Buffer`."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ class LowLatencySurface:
         num_topk: int | None = None,
         regions: int = _V1_REGIONS,
     ) -> int:
-        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode: rows of any type, results also as LogFMT or summed.
+        """Return the bytes that `Buffer(num_rdma_bytes=)` needs in low-latency mode.
 
         Parameters
         ----------
         num_max_dispatch_tokens_per_rank : int
-            Tokens of a rank, at most.
+            Maximum number of tokens of a rank.
         hidden : int
-            Elements of a row.
+            Elements per row.
         num_ranks : int
-            Ranks of the group.
+            Number of ranks in the group.
         num_experts : int
-            Experts of all ranks.
+            Number of experts on all ranks.
         num_topk : int, optional
-            Experts of a token. Default: 11, the most that DeepEP takes, or all experts if they are fewer.
+            Experts per token. Default: 11, the maximum of DeepEP, or the number of experts if that is smaller.
         regions : int
-            As `Buffer` is given it: operations that may be open at once.
+            The `regions` of the Buffer: the number of operations that may be open at once.
 
         Returns
         -------
         int
-            A multiple of 128.
+            A multiple of 128. It covers rows of any type, and results also as LogFMT or summed.
 
         Raises
         ------
         ValueError, TypeError
-            Naming the argument.
+            The message names the argument.
         """
         arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_RANKS)
         arguments.integer("regions", regions, 1, C.MAX_REGIONS)
@@ -98,64 +98,67 @@ class LowLatencySurface:
         return_recv_hook: bool = False,
         topk_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor, Handle, EventOverlap, Hook | None]:
-        """Send every token to its experts, without an exchange of counts before it.
+        """Send every token to its experts, without a preceding exchange of counts.
 
         Parameters
         ----------
         x : torch.Tensor
-            bfloat16 [tokens, hidden], rows of a multiple of 16 bytes.
+            bfloat16 [tokens, hidden], rows a multiple of 16 bytes long.
         topk_idx : torch.Tensor
-            int64 or int32 [tokens, top-k]: expert ids, -1 for none. An expert that a token names twice gets it once.
+            int64 or int32 [tokens, top-k]: expert ids, -1 for none. An expert that a token names twice receives it
+            once.
         num_max_dispatch_tokens_per_rank : int
-            No rank has more tokens in this call; the same on all ranks.
+            Upper bound for the tokens of any rank in this call; the same on all ranks.
         num_experts : int
-            Experts of all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
+            Number of experts on all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
         cumulative_local_expert_recv_stats : torch.Tensor, optional
-            int32 [local experts]: rows received are added.
+            int32 [local experts], to which the number of received rows is added.
         dispatch_wait_recv_cost_stats : torch.Tensor, optional
-            int64 [ranks]: nanoseconds that were spent waiting for each source are added. (DeepEP counts cycles.)
+            int64 [ranks], to which the nanoseconds spent waiting for each source are added. (DeepEP counts cycles.)
         use_fp8 : bool
-            Rows are cast to float8_e4m3fn as they are sent, with a scale for every 128 elements, of which `hidden` must
-            then be a multiple: `amax / 448` of their largest magnitude, which is taken to be at least 1e-4.
+            Whether rows are cast to float8_e4m3fn as they are sent. Each 128 elements have a scale, so `hidden` must be
+            a multiple of 128. The scale is `amax / 448`, where `amax`, their largest magnitude, is taken to be at least
+            1e-4.
         round_scale : bool
-            Scales are powers of two.
+            Whether scales are rounded to powers of two.
         use_ue8m0 : bool
-            With `round_scale`: scales are exponents alone, four to an int32, the first in the lowest byte; bytes that
-            `hidden` does not fill are zero.
+            With `round_scale`, whether scales are stored as exponents only, four to an int32, the first in the lowest
+            byte; bytes beyond `hidden` are zero.
         async_finish : bool
             As in `dispatch`.
         return_recv_hook : bool
-            Only send now; receive when the returned hook is called. In between no SM works for the call, except up to
-            `forward_sms` blocks until the rows to forward have come, and a short kernel that sums a rank's own results
-            if the dispatch was given the weights. The results may be used after the hook alone. Other calls may come in
-            between, as many as the Buffer has regions; hooks may be called in any order, on any thread. One that is
-            dropped runs before the next call. Must be the same on all ranks where rows may go once to each node and
-            `forward_sms` is 0.
+            Whether this call only sends; the returned hook then receives. In between, no SM works on the call, except
+            up to `forward_sms` blocks until the rows to forward have arrived and, if the dispatch was given the
+            weights, a short kernel that sums a rank's own results. The results may be used only after the hook. Other
+            calls may be made in between, as many as the Buffer has regions. Hooks may be called in any order, on any
+            thread; one that is dropped runs before the next call. Must be the same on all ranks if rows may go once to
+            each node and `forward_sms` is 0.
         topk_weights : torch.Tensor, optional
-            float32 [tokens, top-k], on all ranks or none. They go with the tokens, so that the combine brings back one
-            sum for each token from every node (or from every rank, where rows go to each rank) that this rank's memory
-            is not mapped to, instead of a row for each choice. Not with `enable_shrink`.
+            float32 [tokens, top-k], on all ranks or none. The weights travel with the tokens, so that the combine
+            returns one sum per token, instead of a row per choice, from every node (or every rank, if rows go to each
+            rank) that this rank does not share memory with. Not with `enable_shrink`.
 
         Returns
         -------
         recv_x : torch.Tensor or tuple of torch.Tensor
-            [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]: an expert's rows stand at the beginning,
-            sorted by source, then token; what stands behind them is undefined. bfloat16; or with `use_fp8`
-            float8_e4m3fn and the scales, [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden / 128]
-            float32, or hidden / 512 int32, the rows next to each other in memory.
+            [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]. The rows of an expert come first, sorted
+            by source, then token; what follows them is undefined. bfloat16, or with `use_fp8` a pair of float8_e4m3fn
+            and scales. Scales are [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden / 128] float32, or
+            hidden / 512 int32, laid out so that those of neighboring rows are contiguous.
         recv_count : torch.Tensor
-            int32 [local experts]: rows of each.
+            int32 [local experts]: number of rows of each.
         handle : tuple
-            For `low_latency_combine`: `(packed_recv_src_info int32 [local experts, ranks * most tokens]: each row's
-            token at its source, packed_recv_layout_range int64 [local experts, ranks]: begin << 32 | count of each
-            source's rows, num_max_dispatch_tokens_per_rank, hidden, num_experts)`.
+            For `low_latency_combine`: `(packed_recv_src_info, packed_recv_layout_range,
+            num_max_dispatch_tokens_per_rank, hidden, num_experts)`. `packed_recv_src_info`, int32 [local experts, ranks
+            * num_max_dispatch_tokens_per_rank], is the index of each row's token at its source;
+            `packed_recv_layout_range`, int64 [local experts, ranks], is begin << 32 | count of the rows of each source.
         event : EventOverlap
         hook : callable or None
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument. Also where the Buffer is too small.
+            The message names the argument. Also raised if the Buffer is too small.
         DeepEPTimeout, DeepEPError
             As `dispatch`.
         """
@@ -189,55 +192,57 @@ class LowLatencySurface:
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-        """Send the experts' results back to their tokens, and sum them with the tokens' weights.
+        """Send the experts' results back to the tokens' owners, and sum them with the tokens' weights.
 
         Parameters
         ----------
         x : torch.Tensor
             bfloat16 [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]: a result in the place of each
-            row that was received. May be written over once the call has returned, or its stream has come so far.
+            received row. It may be overwritten once the call has returned, or on a GPU by later work of its stream.
         topk_idx : torch.Tensor
-            [tokens, top-k] as in the dispatch; where it is -1, that choice is left out of the sum, unless the dispatch
-            had the weights: then only its shape and type are checked.
+            [tokens, top-k] as in the dispatch. A choice that is -1 here is left out of the sum, unless the dispatch was
+            given the weights: then only the shape and type of this tensor are checked.
         topk_weights : torch.Tensor or None
-            float32 [tokens, top-k]; None if the dispatch was given them.
+            float32 [tokens, top-k]; None if the dispatch was given the weights.
         handle : tuple
-            Of the dispatch; may be used again, also as a tuple that was rebuilt of its elements.
+            The handle of the dispatch. It may be used again, also as a tuple rebuilt from its elements.
         use_logfmt : bool
-            Results travel as LogFMT where that is accurate: for every 128 elements, of which `hidden` must then be a
-            multiple, 160 bytes instead of 256, and 4 for their range. An element is a sign and a code of 9 bits: 0 is
-            zero, 1 to 511 divide the logarithms evenly between the least magnitude of the 128 that is not zero and the
-            largest. The logarithm is that of the float format: linear from one power of two to the next. Where the 128
-            lie within 510 steps of bfloat16, almost a factor of 16, all come back bit by bit; where they span 2**n, one
-            is off by at most n / 1000 of itself. What is less than 2**-32 of the largest becomes zero. The 128 stay
-            bfloat16 if one of them is 1 or more, an infinity, or a NaN. All targets give the same bits; they are not
-            DeepEP's, whose logarithm is exact up to rounding. The same on all ranks; not with `zero_copy`.
+            Whether results travel as LogFMT where that is accurate: each 128 elements, of which `hidden` must be a
+            multiple, take 160 bytes instead of 256, plus 4 for their range. An element is a sign and a code of 9 bits:
+            0 is zero; 1 to 511 divide the logarithms evenly between the smallest nonzero and the largest magnitude of
+            the 128. The logarithm is that of the float format: linear from one power of two to the next. If the 128 lie
+            within 510 steps of bfloat16, almost a factor of 16, all are returned bit by bit; if they span 2**n, each
+            has a relative error of at most n / 1000. Magnitudes below 2**-32 of the largest become zero. The 128 stay
+            bfloat16 if one of them is 1 or more, an infinity, or a NaN. All targets produce the same bits; they differ
+            from those of DeepEP, whose logarithm is exact up to rounding. Must be the same on all ranks; not with
+            `zero_copy`.
         zero_copy : bool
-            The results are not in `x` but where `get_next_low_latency_combine_buffer` has said for this handle.
-            Other ranks read them there: all ranks call the hook of such a combine at the same place among their other
-            calls and hooks, and one that is dropped breaks the Buffer. Not with `use_logfmt`.
+            Whether the results are not in `x` but in the tensor that `get_next_low_latency_combine_buffer` returned for
+            this handle. Other ranks read them there; therefore all ranks must call the hook of such a combine at the
+            same place among their other calls and hooks, and dropping it breaks the Buffer. Not with `use_logfmt`.
         async_finish, return_recv_hook : bool
             As in `low_latency_dispatch`.
         out : torch.Tensor, optional
-            bfloat16 [tokens, hidden]: where to put the sums.
+            bfloat16 [tokens, hidden]: receives the sums.
         combine_wait_recv_cost_stats : torch.Tensor, optional
-            int64 [ranks]: nanoseconds that were spent waiting for each rank's results are added. If the dispatch was
-            given the weights, time spent on another node counts for the rank there that sends its sums.
+            int64 [ranks], to which the nanoseconds spent waiting for each rank's results are added. If the dispatch was
+            given the weights, time spent waiting for another node counts for the rank there that sends its sums.
 
         Returns
         -------
         combined_x : torch.Tensor
-            bfloat16 [tokens, hidden]: the sum over a token's choices, in their order, of weight times result, or what
-            LogFMT has made of it, in fp32, rounded once. If the dispatch was given the weights, each far node's part
-            is rounded to BF16, then the parts are added in fp32 in the order of nodes, this node's results one by one,
-            and rounded. The error is at most 2**-8 of the magnitudes summed, and one rounding.
+            bfloat16 [tokens, hidden]: the sum over a token's choices, in their order, of weight times result (as LogFMT
+            has encoded it, if used), in fp32, rounded once. If the dispatch was given the weights, the part of each
+            remote node is rounded to BF16; then these parts, in the order of nodes, and the individual results of this
+            node are added in fp32, and the sum is rounded. The error is then at most 2**-8 of the sum of magnitudes,
+            plus one rounding.
         event : EventOverlap
         hook : callable or None
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         DeepEPTimeout, DeepEPError
             As `dispatch`.
         """
@@ -249,15 +254,15 @@ class LowLatencySurface:
         return operations.combine(engine, self._plans(), self._views(), given)
 
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
-        """Return memory for the experts' results, for the next combine of a dispatch with `zero_copy=True`.
+        """Return memory for the experts' results, for the next combine of this dispatch with `zero_copy=True`.
 
-        Ranks that are mapped read the results there, so that they are not copied. There are as many such tensors as
-        the Buffer has regions; they are made when they are first asked for, and kept. What is there is only the
-        caller's until the combine, and again when its results have been received.
+        Ranks that share memory with this one read the results there, which saves a copy. There are as many such tensors
+        as the Buffer has regions; they are made on first use and kept. The caller owns the contents until the combine,
+        and again once its results have been received.
 
-        They come from the memory that ranks share, which does not grow for them: `arena_bytes` of the Buffer must
-        have room for all of them. One that finds none is ordinary memory: a warning says so, and its results are
-        copied after all.
+        The tensors come from the shared memory of the ranks, which does not grow for them: `arena_bytes` of the Buffer
+        must have room for all of them. A tensor that finds no room is ordinary memory: a warning is logged, and its
+        results are copied after all.
 
         Parameters
         ----------
@@ -267,14 +272,15 @@ class LowLatencySurface:
         Returns
         -------
         torch.Tensor
-            bfloat16 [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]; the same until the combine.
+            bfloat16 [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]; the same tensor until the
+            combine.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         DeepEPError
-            All are in use by combines whose hooks have not been called.
+            All tensors are in use by combines whose hooks have not been called.
         """
         engine = self._low_latency_engine("get_next_low_latency_combine_buffer")
         engine.run_dropped()
@@ -293,24 +299,24 @@ class LowLatencySurface:
         return self._zero_copy_views
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Do nothing, but with `enable_shrink` wait for all ranks, and mask those that do not come.
+        """Do nothing; with `enable_shrink`, wait for all ranks and mask those that do not arrive.
 
-        Callers of V1 clean before its low-latency mode, after any normal-mode call. Here an operation of any mode lays
-        out its region itself, so nothing left there needs cleaning.
+        V1 requires cleaning between a normal-mode call and its low-latency mode. Here an operation of either mode lays
+        out its region itself, so nothing needs cleaning.
 
         Parameters
         ----------
         num_max_dispatch_tokens_per_rank : int
-            Tokens of a rank, at most.
+            Maximum number of tokens of a rank.
         hidden : int
-            Elements of a row.
+            Elements per row.
         num_experts : int
-            Experts of all ranks.
+            Number of experts on all ranks.
 
         Raises
         ------
         ValueError, TypeError
-            Naming the argument.
+            The message names the argument.
         """
         self._engine.check_usable()
         Sizes.checked(num_max_dispatch_tokens_per_rank, hidden, 1, num_experts, self.group_size)

@@ -1,4 +1,4 @@
-"""What callers read from `buffer.runtime`, which in DeepEP 1.2 is an object of its extension."""
+"""The object behind `buffer.runtime`, which in DeepEP 1.2 belongs to its C++ extension."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """A Buffer as V1's `deep_ep_cpp.Buffer`; what V1 does not know is this library's native runtime.
+    """A Buffer with the interface of V1's `deep_ep_cpp.Buffer`.
 
-    It comes from `Buffer.runtime`.
+    `Buffer.runtime` returns it. Attributes that V1 does not have are those of this library's native runtime.
     """
 
     def __init__(self, buffer: Buffer, native: Any) -> None:
         self._buffer, self._native = buffer, native
 
     def is_available(self) -> bool:
-        """Tell whether operations may be called: until the Buffer is destroyed."""
+        """Return whether operations may be called, which holds until the Buffer is destroyed."""
         return not self._buffer._engine.destroyed
 
     def is_internode_available(self) -> bool:
-        """Tell whether they may be, and the ranks are on several nodes."""
+        """Return whether operations may be called and the ranks are on several nodes."""
         return self.is_available() and self.get_num_rdma_ranks() > 1
 
     def get_num_rdma_ranks(self) -> int:
-        """Return how many nodes there are."""
+        """Return the number of nodes."""
         return self._buffer._engine.topology.nodes
 
     def get_rdma_rank(self) -> int:
-        """Return the number of this rank's node."""
+        """Return the index of this rank's node."""
         return self._buffer._engine.topology.node
 
     def get_root_rdma_rank(self, is_global: bool) -> int:
-        """Return the rank on the first node that has this rank's place there; 0 where not `is_global`."""
+        """Return the rank on the first node with this rank's local index; 0 without `is_global`."""
         return self._buffer._engine.topology.local_rank if arguments.flag("is_global", is_global) else 0
 
     def get_local_device_id(self) -> int:
-        """Return the number of the GPU; -1 on a CPU."""
+        """Return the index of the GPU, or -1 on a CPU."""
         index = self._buffer.device.index
         return -1 if index is None else index
 
@@ -64,9 +64,9 @@ class Runtime:
         """Call the Buffer's method of this name."""
         self._buffer.destroy()
 
-    if not TYPE_CHECKING:  # to a type checker it would make every name an attribute
+    if not TYPE_CHECKING:  # to a type checker, this would make every name an attribute
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):  # of an object that is only being made, say
+            if name.startswith("_"):  # for example of an object under construction
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             return getattr(self._native, name)

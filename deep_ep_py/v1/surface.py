@@ -1,4 +1,4 @@
-"""What `deep_ep.Buffer` of DeepEP 1.2 has besides its life, dispatch and combine: defaults, sizes, second names."""
+"""The rest of DeepEP 1.2's `deep_ep.Buffer`, besides lifetime, dispatch and combine: defaults, sizes and aliases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.v1.low_latency import LowLatencySurface
 from deep_ep_py.v1.masks import MaskSurface
 
-# By ranks, for dispatch and combine: tokens per chunk and per queue inside a node, then between nodes.
+# By number of ranks, for dispatch and combine: tokens per chunk and per queue, inside a node and between nodes.
 _CHUNKS = {
     2: ((24, 256, 6, 128), (10, 256, 6, 128)),
     4: ((6, 256, 6, 128), (9, 256, 6, 128)),
@@ -28,11 +28,11 @@ _CHUNKS = {
 _DISPATCH, _COMBINE = 0, 1
 _V1_SMS = 20
 _BEFORE_WORST_TOKENS = 9
-"""Arguments of dispatch before that one."""
+"""Number of arguments of `dispatch` before `num_worst_tokens`."""
 
 
 class V1Surface(LowLatencySurface, MaskSurface):
-    """The part of a Buffer that is there because DeepEP's has it."""
+    """The part of a Buffer that exists for compatibility with DeepEP."""
 
     num_sms: int = _V1_SMS
     _num_sms_is_set = False
@@ -42,25 +42,25 @@ class V1Surface(LowLatencySurface, MaskSurface):
 
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
-        """Set the blocks of calls without a Config, of `get_dispatch_config` and of `get_combine_config`.
+        """Set the number of blocks for calls without a Config, `get_dispatch_config` and `get_combine_config`.
 
         Parameters
         ----------
         new_num_sms : int
-            An even number. Until it is set, the device decides for calls without a Config.
+            An even number. Until it is set, the device chooses the number for calls without a Config.
         """
         if arguments.integer("new_num_sms", new_num_sms, 2, arguments.MAX_BLOCKS) % 2:
             raise ValueError(f"new_num_sms={new_num_sms}: expected an even number")
         cls.num_sms, cls._num_sms_is_set = new_num_sms, True
 
     def _config(self, given: Config | None) -> Config | None:
-        # Some callers assign it.
+        # Some callers assign `num_sms` directly.
         is_set = self._num_sms_is_set or self.num_sms != _V1_SMS
         return Config(self.num_sms) if given is None and is_set else given
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Tell whether FP8 rows are supported: always."""
+        """Return True: FP8 rows are always supported."""
         return True
 
     @staticmethod
@@ -70,15 +70,15 @@ class V1Surface(LowLatencySurface, MaskSurface):
 
     @classmethod
     def get_dispatch_config(cls, num_ranks: int) -> Config:
-        """Return V1's default Config of a dispatch among `num_ranks` ranks, at most 160.
+        """Return V1's default Config for a dispatch among `num_ranks` ranks, at most 160.
 
-        For a number of ranks that V1 does not know, that of the next it knows.
+        For a number of ranks that V1 does not list, this is the Config for the next larger number.
         """
         return cls._default_config(num_ranks, _DISPATCH)
 
     @classmethod
     def get_combine_config(cls, num_ranks: int) -> Config:
-        """Return V1's default Config of a combine; else as `get_dispatch_config`."""
+        """Return V1's default Config for a combine; otherwise like `get_dispatch_config`."""
         return cls._default_config(num_ranks, _COMBINE)
 
     @classmethod
@@ -89,34 +89,34 @@ class V1Surface(LowLatencySurface, MaskSurface):
 
     @property
     def nvshmem_qp_depth(self) -> int:
-        """The environment's NVSHMEM_QP_DEPTH, which V1's callers compare with their tokens; 1024 without one."""
+        """NVSHMEM_QP_DEPTH, or 1024 if it is not set; callers of V1 compare it with their number of tokens."""
         return int(os.environ.get("NVSHMEM_QP_DEPTH", 1024))
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> torch.Tensor:
-        """Return the memory that rows and counts go through. Writing to it breaks operations that are open.
+        """Return the memory that rows and counts pass through. Writing to it breaks open operations.
 
         Parameters
         ----------
         dtype : torch.dtype
-            How to read it.
+            Element type of the returned view.
         size : torch.Size, optional
-            Shape, a part of it; else all of it, flat.
+            Shape of the view, which covers the beginning. Default: all of it, flat.
         offset : int
-            Bytes to leave out at its beginning, a multiple of the dtype's.
+            Bytes to skip at the beginning, a multiple of the size of `dtype`.
         use_rdma_buffer : bool
-            The same memory: there is one for all paths. Only on a Buffer with low-latency mode.
+            Has no effect on the result, since all paths use the same memory. Only on a Buffer with low-latency mode.
 
         Returns
         -------
         torch.Tensor
-            Not to be used after the Buffer.
+            Must not be used after the Buffer is destroyed.
 
         Raises
         ------
         ValueError, TypeError
-            Naming the argument.
+            The message names the argument.
         """
         self._engine.check_usable()
         if not isinstance(dtype, torch.dtype):
@@ -136,7 +136,7 @@ class V1Surface(LowLatencySurface, MaskSurface):
         return tensor[:elements].view(size)
 
     def internode_dispatch(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
-        """Call `dispatch`, which serves any number of nodes; there is no `num_worst_tokens` among these arguments."""
+        """Call `dispatch`, which serves any number of nodes; the positional arguments lack `num_worst_tokens`."""
         before, after = arguments[:_BEFORE_WORST_TOKENS], arguments[_BEFORE_WORST_TOKENS:]
         result: tuple[Any, ...] = self.dispatch(*before, *((0, *after) if after else ()), **options)
         return result

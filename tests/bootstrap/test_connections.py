@@ -1,4 +1,4 @@
-"""What the ranks' private sockets carry: plain values, and descriptors without one rank waiting for another."""
+"""The private sockets of the ranks carry plain values, and descriptors without making one rank wait for another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECE = 1 << 20
 
 
 class Meeting:
-    """Ranks as threads, which take each other for processes."""
+    """Ranks that are threads but treat each other as processes."""
 
     in_process = False
 
@@ -42,14 +42,14 @@ class Meeting:
 
 
 def make_connections(meanwhile: Callable[[], Any] | None = None) -> list[Connections]:
-    """Let the ranks meet; what is to be done meanwhile comes when all listen and none has connected."""
+    """Let the ranks meet; `meanwhile` is called when all of them listen and none has connected."""
     values, barrier = [None] * RANKS, threading.Barrier(RANKS, meanwhile)
     with ThreadPoolExecutor(RANKS) as threads:
         met = list(threads.map(lambda rank: connect(Meeting(rank, values, barrier)), range(RANKS)))
     return [one for one in met if isinstance(one, Connections)]
 
 
-# A process may have given all sockets that it makes a timeout.
+# A process may have set a default timeout for all its sockets.
 @pytest.fixture(params=[None, 60.0], ids=["no-timeout", "timeout"])
 def ranks(request: pytest.FixtureRequest) -> Iterator[list[Connections]]:
     socket.setdefaulttimeout(request.param)
@@ -71,12 +71,12 @@ def descriptor() -> Iterator[int]:
 
 @pytest.mark.timeout(60)
 def test_a_rank_that_does_not_read_keeps_no_rank_waiting(ranks: list[Connections], descriptor: int) -> None:
-    """A full socket: the piece has to be handed over again, to that rank alone."""
+    """If a socket is full, the piece must be handed over again, to that rank only."""
     owner, reader, other = ranks
     handed = 0
     while owner.hand_over((handed * PIECE + PIECE, PIECE), descriptor):
         handed += 1
-        if handed % 2 == 0:  # this one reads
+        if handed % 2 == 0:  # this rank reads
             take(other, handed - 2), take(other, handed - 1)
         assert handed < 100_000
     if handed % 2:
@@ -113,7 +113,7 @@ def test_a_rank_that_is_gone_does_not_stop_handing_over(ranks: list[Connections]
 
 
 def test_descriptors_end_with_this_program(ranks: list[Connections], descriptor: int) -> None:
-    """Those that are received: programs that this one starts do not get them."""
+    """Received descriptors are not inherited by programs that this process starts."""
     assert ranks[0].hand_over((PIECE, PIECE), descriptor)
     received = [ranks[1].next_piece(0)[1]]
     exchanged = exchange(ranks, descriptor)
@@ -131,7 +131,7 @@ def exchange(ranks: list[Connections], descriptor: int) -> list[dict[int, int]]:
 
 @pytest.mark.timeout(60)
 def test_messages_wait_for_room(ranks: list[Connections]) -> None:
-    """What is for all is sent however slowly they read."""
+    """A message for all ranks is sent no matter how slowly they read."""
     turns = 2000
     with ThreadPoolExecutor(1) as thread:
         sent = thread.submit(lambda: [ranks[0]._send(b"message %d" % turn) for turn in range(turns)])
@@ -146,7 +146,7 @@ def test_messages_wait_for_room(ranks: list[Connections]) -> None:
 
 
 def test_too_many_open_files(ranks: list[Connections], descriptor: int) -> None:
-    """A descriptor that the kernel leaves out is missed by name."""
+    """If the kernel drops a descriptor, the error names the memory that it was for."""
     for one in ranks[1:]:
         one._send(b"descriptor", [descriptor])
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -162,7 +162,8 @@ def test_too_many_open_files(ranks: list[Connections], descriptor: int) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_process_that_has_ended_is_missed_though_another_one_has_its_sockets(ranks: list[Connections]) -> None:
-    """Its process tells of that, not the sockets: which may have been handed to others, or be a forked child's."""
+    """The end of a process is detected by the process itself, not by its sockets, which may have been passed on or may
+    belong to a forked child."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
 
     for one in ranks[:2]:
@@ -179,7 +180,7 @@ def test_a_process_that_has_ended_is_missed_though_another_one_has_its_sockets(r
 
 
 class MakesFile:
-    """Something that creates a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -189,7 +190,7 @@ class MakesFile:
 
 
 def test_a_pickle_is_not_executed(ranks: list[Connections], tmp_path: Path) -> None:
-    """Not even from a rank."""
+    """Not even one that a rank has sent."""
     for one in ranks[1:]:
         one._send(pickle.dumps(MakesFile(tmp_path / "made")))
     with pytest.raises(DeepEPError, match=r"rank 0: rank \d is in another exchange: it sent no value"):
@@ -198,7 +199,7 @@ def test_a_pickle_is_not_executed(ranks: list[Connections], tmp_path: Path) -> N
 
 
 def test_what_is_said_is_plain(ranks: list[Connections]) -> None:
-    """Values are JSON: what is none is refused before anything is sent, and what comes is never executed."""
+    """Values are JSON: others are refused before anything is sent, and received data is never executed."""
     values = [None, {"name": "peer", "bytes": 1 << 40, "on": True}, "rank 2"]
     with ThreadPoolExecutor(RANKS) as threads:
         for own in threads.map(lambda one: one.all_gather(values[one.rank]), ranks):
@@ -212,7 +213,7 @@ def test_what_is_said_is_plain(ranks: list[Connections]) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("what", ["pickles", "is silent", "fills the backlog", "goes on filling it"])
 def test_a_stranger_who_connects_first(what: str, workers: Path, tmp_path: Path) -> None:
-    """One of the same user, which is all that a socket tells: the ranks meet without it, and hear nothing of it."""
+    """A process of the same user, the only property that a socket reveals: the ranks meet without it, undisturbed."""
     made = tmp_path / "made"
     command = [sys.executable, str(workers / "stranger.py"), what, str(os.getpid()), str(RANKS), str(made)]
     strangers = []
@@ -238,8 +239,8 @@ def test_a_stranger_who_connects_first(what: str, workers: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("alike", [True, False], ids=["one_namespace", "other_namespaces"])
 def test_whose_death_it_was_before_all_have_met(alike: bool) -> None:
-    """A rank lets go because another one's process has died, and this rank has met neither: it blames no process that
-    lives, and where pids mean the same to all of them it names the one that has died."""
+    """A rank lets go because the process of another rank has died, and this rank has met neither. It must not blame a
+    process that is alive, and if pids mean the same to all ranks, it names the one that has died."""
     lives = subprocess.Popen(["sleep", "60"])
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -251,7 +252,7 @@ def test_whose_death_it_was_before_all_have_met(alike: bool) -> None:
             assert str(info.value) == f"rank 0: rank 1's process (pid {dead.pid}) has died"
         else:
             assert str(info.value) == (
-                f"rank 0: rank 2 has let go of the Buffer, or its process (pid {lives.pid}) has died"
+                f"rank 0: rank 2 has closed the Buffer, or its process (pid {lives.pid}) has died"
             )
     finally:
         connections.close()
@@ -260,7 +261,7 @@ def test_whose_death_it_was_before_all_have_met(alike: bool) -> None:
 
 
 def test_a_rank_that_was_left_out_is_not_blamed_again() -> None:
-    """A rank that died earlier was left out by a recovery; now another one lets go."""
+    """A rank that died earlier was left out by a recovery; now another rank lets go."""
     lives = subprocess.Popen(["sleep", "60"])
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -269,7 +270,7 @@ def test_a_rank_that_was_left_out_is_not_blamed_again() -> None:
         connections.drop([1])
         with pytest.raises(DeepEPError) as info:
             connections._raise_gone(2)
-        assert str(info.value) == "rank 0: rank 2 has let go of the Buffer"
+        assert str(info.value) == "rank 0: rank 2 has closed the Buffer"
     finally:
         connections.close()
         lives.kill()

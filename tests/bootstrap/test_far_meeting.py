@@ -1,4 +1,4 @@
-"""How ranks on different machines know each other from strangers, at a port that any machine can connect to."""
+"""How ranks on different machines tell each other from strangers at a port that any machine can connect to."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def hello(rank: int, magic: bytes = b"deep_ep1") -> bytes:
 
 
 class Stranger:
-    """What connects to a rank's port and knows no secret."""
+    """A client that connects to the port of a rank without knowing the secret."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection((HERE, port), 10)
 
     def say(self, message: bytes, count: int = 1024) -> bytes:
-        """Return what is answered; empty where the connection is dropped."""
+        """Return the answer, which is empty if the connection is dropped."""
         try:
             self.socket.sendall(message)
             return self.socket.recv(count, socket.MSG_WAITALL)
@@ -52,10 +52,10 @@ def meet(
     late: int = 0,
     seconds: float = 10.0,
 ) -> list[Any]:
-    """Let ranks meet, each as if on a machine of its own; one comes late, after a stranger has done something at the
-    ports of all.
+    """Let ranks meet, each as if on its own machine; one comes late, after a stranger has acted on the ports of
+    all.
 
-    Returns what each has met, or raised.
+    Returns for each rank the connections it made or the exception it raised.
     """
     listeners, ports = zip(*(listen_at(HERE) for _ in secrets), strict=True)
     outcomes: list[Any] = [None] * len(secrets)
@@ -80,7 +80,7 @@ def meet(
 
 
 def check_met(outcomes: list[Any]) -> None:
-    """Check that all have met all, each pair on one connection with a key for each direction; close them."""
+    """Check that all ranks have met, each pair on one connection with a key per direction; close the connections."""
     assert all(isinstance(one, dict) for one in outcomes), outcomes
     keys = set()
     for rank, met in enumerate(outcomes):
@@ -95,7 +95,7 @@ def check_met(outcomes: list[Any]) -> None:
         for peer, one in met.items():
             assert one.socket.recv(9) == b"%d" % peer
             one.socket.close()
-    assert len(keys) == len(outcomes) * (len(outcomes) - 1), "a key serves twice"
+    assert len(keys) == len(outcomes) * (len(outcomes) - 1), "a key is used twice"
 
 
 def test_all_meet_all() -> None:
@@ -110,20 +110,20 @@ def test_strangers_are_refused_and_logged(caplog: pytest.LogCaptureFixture) -> N
         port = ports[1]
         assert Stranger(port).say(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" + bytes(64)) == b""
         assert Stranger(port).say(hello(0, magic=b"deep_ep0")) == b""
-        for wrong in (-1, 1, 2, 7):  # itself, one that it connects to, or none at all
+        for wrong in (-1, 1, 2, 7):  # itself, a rank that it connects to, or no rank at all
             assert Stranger(port).say(hello(wrong)) == b""
         first, second = Stranger(port), Stranger(port)
         answer = first.say(hello(0), 64)
         assert len(answer) == 64 and secret not in answer
-        assert first.say(answer[32:]) == b"", "a proof that was sent back was taken"
-        assert second.say(hello(0), 64) != answer, "the same nonce twice"
+        assert first.say(answer[32:]) == b"", "a reflected proof was accepted"
+        assert second.say(hello(0), 64) != answer, "a nonce was used twice"
         assert second.say(bytes(32)) == b""
 
     check_met(meet([secret] * 3, pretend))
     said = [record.getMessage() for record in caplog.records]
-    assert any(f"a connection from {HERE} is refused: it does not begin as a rank does" in one for one in said), said
-    assert any("rank 7, which is not waited for" in one for one in said), said
-    assert any("rank 0, and does not know the ranks' secret" in one for one in said), said
+    assert any(f"a connection from {HERE} is refused: it does not start as a rank does" in one for one in said), said
+    assert any("rank 7, which is not expected" in one for one in said), said
+    assert any("rank 0, but does not know the ranks' secret" in one for one in said), said
 
 
 def test_what_a_rank_has_sent_serves_no_second_time() -> None:
@@ -152,7 +152,7 @@ def test_a_rank_that_is_there_does_not_come_twice() -> None:
             guests.append(guest)
 
     guests: list[Stranger] = []
-    # Rank 1 is played by the guests, and does not come itself.
+    # The guests play rank 1, which does not come itself.
     listeners, ports = zip(*(listen_at(HERE) for _ in range(3)), strict=True)
     places = [Place(peer, HERE, ports[peer]) for peer in (0, 1)]
     raised: list[BaseException] = []
@@ -183,7 +183,7 @@ def test_many_strangers_keep_no_rank_waiting() -> None:
 
 
 def test_other_secrets_are_told() -> None:
-    """As where the files of DEEP_EP_SECRET differ."""
+    """As happens if the files of DEEP_EP_SECRET differ."""
     failed = meet([b"secret", b"another"], seconds=2.0)
     assert isinstance(failed[0], DeepEPError) and "rank 1 does not know the ranks' secret" in str(failed[0]), failed
     assert isinstance(failed[1], PeerGone) and failed[1].rank == 0
@@ -209,7 +209,7 @@ def test_a_rank_of_this_machine_that_ends_meanwhile_is_named() -> None:
 
 
 def test_a_rank_that_was_met_and_ends_is_named() -> None:
-    """Others are still waited for: their absence would say nothing for half an hour."""
+    """Even while other ranks are awaited: their absence alone would only be reported after half an hour."""
     secret = b"secret"
     listeners, ports = zip(*(listen_at(HERE) for _ in range(3)), strict=True)
     raised: list[BaseException] = []
@@ -234,7 +234,7 @@ def test_an_address_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> N
     listener, _ = listen_at(HERE)
     with (
         listener,
-        pytest.raises(DeepEPError, match=r"rank 1 cannot be connected to at 192\.0\.2\.7, port 9 .*" + ADDRESS),
+        pytest.raises(DeepEPError, match=r"rank 1 cannot be reached at 192\.0\.2\.7, port 9 .*" + ADDRESS),
     ):
         FarMeeting(0, listener, [Place(1, "192.0.2.7", 9)], b"secret", {}).run(5.0)
 
@@ -247,7 +247,7 @@ def test_an_address_that_is_not_this_machines(given: str, monkeypatch: pytest.Mo
 
 
 def test_it_runs_inside_a_loop() -> None:
-    """As in a notebook, whose cells run in one."""
+    """As in a notebook, whose cells run in an event loop."""
     listeners, ports = zip(*(listen_at(HERE) for _ in range(2)), strict=True)
     meetings = [
         FarMeeting(rank, listeners[rank], [Place(1 - rank, HERE, ports[1 - rank])], b"secret", {}) for rank in (0, 1)

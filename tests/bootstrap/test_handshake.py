@@ -1,4 +1,4 @@
-"""How the processes of a Buffer know each other from strangers, and whose memory they map."""
+"""How the processes of a Buffer tell each other from strangers, and whose memory they map."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ranks() -> Iterator[list[Connections]]:
 
 
 class Impostor:
-    """A stranger inside this process, which knows the names but not the secret."""
+    """A stranger inside this process that knows the names but not the secret."""
 
     def __init__(self, name: str) -> None:
         self.socket = handshake.make_socket()
@@ -43,7 +43,7 @@ class Impostor:
 
 
 def meet(secrets: list[bytes], meanwhile: Callable[[list[str]], Any]) -> list[Any]:
-    """Let two ranks meet, each with a secret, while a stranger does something; -> what each met or raised."""
+    """Let two ranks meet, each with a secret, while a stranger acts. Returns what each met or raised."""
     listeners, names = zip(*(handshake.listen() for _ in secrets), strict=True)
     outcomes: list[Any] = [None] * len(secrets)
 
@@ -73,7 +73,7 @@ def meet(secrets: list[bytes], meanwhile: Callable[[list[str]], Any]) -> list[An
 
 @pytest.mark.timeout(60)
 def test_both_ends_prove_themselves() -> None:
-    """A stranger gets a proof of the listener's, as it must; nothing that it can make of that is one of its own."""
+    """A stranger inevitably gets a proof from the listener, but cannot derive a proof of its own from it."""
     secret, nonce = os.urandom(32), os.urandom(32)
 
     def pretend(names: list[str]) -> None:
@@ -81,9 +81,9 @@ def test_both_ends_prove_themselves() -> None:
         first = Impostor(names[0])
         answer = first.say(hello)
         assert len(answer) == 64 and secret not in answer
-        assert first.say(answer[32:]) == b"", "a proof that was sent back was taken"
+        assert first.say(answer[32:]) == b"", "a reflected proof was accepted"
         second = Impostor(names[0])
-        assert second.say(hello) != answer, "the same nonce twice"
+        assert second.say(hello) != answer, "a nonce was used twice"
         assert second.say(bytes(32)) == b""
         for wrong in (b"", hello[:-1], struct.pack("=i32s", 0, nonce), struct.pack("=i32s", 7, nonce)):
             assert Impostor(names[0]).say(wrong or b"x") == b""
@@ -115,7 +115,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 @pytest.mark.parametrize("what", ["unsealed", "shrunk", "of another size"])
 def test_memory_that_could_shrink_is_refused(ranks: list[Connections], what: str) -> None:
-    """Behind its end each access would be a SIGBUS."""
+    """Any access past its end would be a SIGBUS."""
     heap = C.Heap.make_shared(PIECE)
     with pytest.raises(OSError, match="Operation not permitted"):
         os.ftruncate(heap.descriptor, 0)

@@ -1,4 +1,4 @@
-"""How the project is built: variants, what is rebuilt when, what a wheel holds."""
+"""The build of the project: its variants, what is rebuilt when, and the contents of a wheel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PyMODINIT_FUNC CONCAT(PyInit_, DEEP_EP_MODULE)() {
 
 
 class Tree:
-    """A project of two files and a header, built as the real one is."""
+    """A project of two sources and a header, built like the real one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -57,7 +57,7 @@ class Tree:
         path.write_text(text)
 
     def build(self) -> bool:
-        native_build._has_libfabric.cache_clear()  # each build is another process
+        native_build._has_libfabric.cache_clear()  # in reality, each build is another process
         return native_build.build_extension(native_build.VARIANTS["fast"], self.target)
 
     def answer(self) -> int:
@@ -74,7 +74,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
 
 
 def test_an_optional_header_that_is_installed_later(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As README says to: the package, then the library built again, which finds what it has compiled without."""
+    """As README says: install the package, then build the library again, which now finds the header it lacked."""
     monkeypatch.setattr(native_build, "LIBFABRIC_HEADER", "installed/later.h")
     monkeypatch.setenv("CPATH", str(tree.root / "include"))
     (tree.root / "csrc/host/answer.cpp").unlink()
@@ -104,13 +104,13 @@ def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[s
     assert tree.answer() == 42
 
     (tree.root / "csrc/cpu/executor/other.cpp").unlink()
-    assert tree.build(), "a source that is gone must leave the library"
+    assert tree.build(), "a removed source must leave the library"
 
 
 def test_standard_headers_are_compiled_once(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """For sources with the same flags, if they are many and the compiler is called by its own name."""
+    """For sources with the same flags, if there are many and the compiler is called directly."""
     monkeypatch.setenv("CXX", "g++")
     tree.build()
     assert "headers" not in capfd.readouterr().out
@@ -219,7 +219,7 @@ def test_import_says_what_is_missing(code: str, message: str) -> None:
 
 
 def test_measure_sees_memory_and_death(tmp_path: Path) -> None:
-    # From a small process: what a large one starts counts as large as that was, from before it runs its program.
+    # From a small process: a child counts as large as its parent until it executes its program.
     program = f"""
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which part may include or import which: arrows point down."""
+"""Which part may include or import which: dependencies point down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNELS = ("kernels/common", "kernels/normal", "kernels/two_hops", "kernels/low_
 EXECUTOR = ("cpu/executor", "cpu/vector")
 MODES = ("host/modes/normal", "host/modes/low_latency", "host/modes/measure")
 HOST = ("host/heap", "host/control", "host/launch", "host/network")
-# A folder may include those named here, and itself. Longer names go first.
+# A folder may include itself and those named here. Longer names are matched first.
 INCLUDES = {
     "wire": set(),
     "device/cpu": {"device", "wire", "cpu/executor", "cpu/vector"},
@@ -65,10 +65,10 @@ INCLUDES = {
         "wire",
     },
 }
-# NVRTC ships no headers, so what it compiles includes none.
+# NVRTC ships no standard headers, so the sources it compiles include none.
 FOR_GPUS = {"wire", "device", "fabric", *KERNELS}
 
-# The same for the parts of the Python package, modules and folders; "" is the package's own module.
+# The same for the parts of the Python package, which are modules and folders; "" is the package's own module.
 GROUND = {"_version", "errors", "core"}
 IMPORTS = {
     "_version": set(),
@@ -118,7 +118,7 @@ def test_includes_point_down() -> None:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """The full names of what is imported, but for types alone."""
+    """Yield the full names of all imports, except those for types only."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
@@ -130,7 +130,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def part_of(name: str) -> str:
-    """The part that a module, or a name in one, belongs to."""
+    """Return the part to which a module, or a name in one, belongs."""
     below = name.partition("deep_ep_py.")[2]
     return next((part for part in IMPORTS if part and f"{below}.".startswith(f"{part}.")), "")
 
@@ -150,13 +150,13 @@ def test_imports_point_down() -> None:
 
 
 def test_the_lists_of_kernels_agree() -> None:
-    """The CPU's and the stand-in's, and NVRTC's: names, types, and which are compiled for a shape."""
+    """The lists for the CPU, the stand-in and NVRTC agree on names, types, and which kernels are compiled per shape."""
     listed = re.search(r"Kernels<(.+?)>;", (CSRC / "kernels" / "registry.h").read_text(), re.DOTALL)
     assert listed is not None
     found = {}
     for space, struct in re.findall(r"(\w+::)?(\w+Kernel)", listed[1]):
         kernel = space + struct
-        # A mode with a namespace has a folder of that name.
+        # A mode that has a namespace has a folder of the same name.
         folders = (
             [CSRC / "kernels" / space.strip(":")] if space else [CSRC / part for part in KERNELS if "_" not in part]
         )

@@ -1,4 +1,4 @@
-"""The table of planted bugs fits the sources: `make mutants` takes minutes to say so."""
+"""The table of planted bugs matches the sources: `make mutants` takes minutes to find out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers know of the extension is what it has."""
+"""The type stubs of the extension match its contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_stubs_are_current(tmp_path: Path) -> None:
-    """`make stubs` has been run since the bindings changed."""
+    """`make stubs` has been run since the last change of the bindings."""
     written = stubs.write_stubs(tmp_path)
     assert {path.name for path in written} == {path.name for path in stubs.FOLDER.glob("*.pyi")}
     for path in written:

@@ -1,4 +1,4 @@
-"""What the canary finds out over the stand-in for the driver, at its best and at its worst."""
+"""The findings of the canary over the stand-in for the driver, in the best and the worst cases."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_mode_of_the_driver(double: Path, workers: Path) -> None:
 
 
 def test_a_driver_that_hangs_is_given_up(double: Path, workers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was found before is kept: here that 8 streams share 4 queues. The process is gone."""
+    """Earlier findings are kept, here that 8 streams share 4 queues. The process no longer exists."""
     faults = {"DOUBLE_MAP_HANGS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "4"}
     for name, value in environment(double, **faults).items():
         monkeypatch.setenv(name, value)
@@ -75,7 +75,7 @@ def test_a_driver_that_hangs_is_given_up(double: Path, workers: Path, monkeypatc
 
 
 def test_one_that_says_nothing(tmp_path: Path) -> None:
-    """It never gets ready; or it ends by itself, well or not."""
+    """It never becomes ready, or it exits by itself, successfully or not."""
     began = time.monotonic()
     asleep = observe([sys.executable, "-c", "import time; time.sleep(60)"], ready_seconds=0.5)
     ended = observe([sys.executable, "-c", "raise SystemExit(3)"])

@@ -1,5 +1,5 @@
-"""Buffers the CUDA way, over a stand-in for the driver that runs their kernels on a CPU: what is not torch's or the
-GPU's own is as on a GPU. Not a word about what only a GPU can tell."""
+"""CUDA Buffers over a stand-in for the driver that runs their kernels on a CPU: everything except torch and the GPU
+itself is as on a GPU. This proves nothing about properties that only a GPU can show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from machines import two_machines
 from places import TESTS
 
 RANKS, ROW_BYTES, TOPK = 4, 528, 4
-# By shape; a layout has no rows, a cached dispatch and its combine have no top-k.
+# By shape; a layout has no rows, and a cached dispatch and its combine have no top-k.
 KERNELS_OF = {
     (RANKS, 0, TOPK): ["layout"],
     (RANKS, ROW_BYTES, TOPK): ["notify", "dispatch", "notify_cached", "combine"],
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with what the worker's calls need: NVRTC looks for the driver, and must not find the stand-in."""
+    """Return a cache with the kernels of the worker. NVRTC looks for the driver and must not find the stand-in."""
     try:
         require_nvrtc()
     except NvrtcUnavailableError as error:
@@ -47,7 +47,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache.folder
 
 
-# Between processes a proxy has libfabric.
+# Between processes the proxy uses libfabric.
 OVER_LIBFABRIC = pytest.mark.skipif(not C.proxy_providers(), reason="no libfabric (Debian: libfabric-dev)")
 
 
@@ -55,7 +55,7 @@ OVER_LIBFABRIC = pytest.mark.skipif(not C.proxy_providers(), reason="no libfabri
 def test_low_latency_layers(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:
-    """Low-latency calls of 4 processes, at once and by hooks, in one launch or two."""
+    """Low-latency calls of 4 processes, complete and with hooks, in one launch or two."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     done = torchrun(workers / "low_latency_layers.py", RANKS, "--pretend-gpu", f"--fabric={fabric}")
@@ -71,8 +71,8 @@ def test_round_trip(
     monkeypatch: pytest.MonkeyPatch,
     path: str,
 ) -> None:
-    """Layout, dispatch, cached dispatch and combine of 4 processes, against the oracle, with the kernels' code found by
-    shape, in heaps that the driver made."""
+    """Layout, dispatch, cached dispatch and combine of 4 processes against the oracle, with kernel code found by shape
+    and heaps allocated by the driver."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
@@ -81,11 +81,11 @@ def test_round_trip(
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     calls = (tmp_path / "log").read_text()
-    # Each rank maps its peers' heaps; where a NIC or a proxy reaches them they are the host's.
+    # Each rank maps the heaps of its peers; heaps that a NIC or a proxy reaches are in host memory.
     on_host = path in ("ibgda", "proxy")
     assert calls.count("cuMemImportFromShareableHandle") == (0 if on_host else 4 * 3)
     assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if on_host else 0)
-    # Of a turn with 5 blocks: dispatch and combine, twice, but not notify, in whose blocks a warp serves a rank.
+    # Launches of a turn with 5 blocks: dispatch and combine, twice each, but not notify, which uses one warp per rank.
     assert calls.count("launch grid=5,1,1 ") == 4 * 4
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
@@ -94,7 +94,7 @@ def test_round_trip(
 def test_graphs_between_processes(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:
-    """Replays between recoveries, which no call of this library's host accompanies."""
+    """Replays between recoveries, without any host call of this library."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     done = torchrun(workers / "replays_between_processes.py", 2, f"--fabric={fabric}")
@@ -103,7 +103,7 @@ def test_graphs_between_processes(
 
 @OVER_LIBFABRIC
 def test_graphs_between_machines(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where the two share no memory: by network namespaces, joined by a cable."""
+    """The same if the two share no memory: network namespaces that are joined by a cable."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "cable")
@@ -116,7 +116,7 @@ def test_graphs_between_machines(double: Path, workers: Path, tmp_path: Path, mo
 def test_a_provider_that_is_not_there(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Said by the Buffer, before anything is launched."""
+    """The Buffer reports it before anything is launched."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     monkeypatch.setenv(PROVIDER, "carrier pigeons")
@@ -127,13 +127,13 @@ def test_a_provider_that_is_not_there(
 
 
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
-    """All of them, with ranks as threads, and what else tests/gpu/test_gpu.py does on a GPU."""
+    """All of them, with ranks as threads, and the other tests of tests/gpu/test_gpu.py."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
-    assert "cuMemExportToShareableHandle" not in (tmp_path / "log").read_text(), "no other process maps heaps"
+    assert "cuMemExportToShareableHandle" not in (tmp_path / "log").read_text(), "no other process may map heaps"
 
 
 def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
-    """With 1 to 8 ranks, and as several nodes, where no two kernels run side by side: each launch is all ranks'."""
+    """With 1 to 8 ranks and as several nodes, where no two kernels run side by side: each launch serves all ranks."""
     printed = on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", DOUBLE_SERIAL="1")
     names = {name.partition("-")[0] for name in printed.split()}
     assert len(names) > 20 and {BY_NAME[name].ranks for name in names} >= {1, 2, 4, 8}
@@ -142,7 +142,7 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
 
 
 def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Path) -> None:
-    """The tests of tests/gpu as they are, with ranks as threads. Those with processes need a torch with CUDA."""
+    """The tests of tests/gpu, unchanged, with ranks as threads. Those with processes need a torch with CUDA."""
     chosen = ["pytest", str(TESTS / "gpu" / "test_low_latency.py"), "-k", "not processes"]
     log, queues = tmp_path / "log", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     printed = on_threads(double, workers / "gpu_on_double.py", log, *chosen, **queues)
@@ -151,7 +151,7 @@ def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Pa
 
 
 def test_low_latency_mode_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
-    """What compute-sanitizer is given, where no two kernels run side by side."""
+    """The cases that compute-sanitizer runs, where no two kernels run side by side."""
     program, environment = str(workers / "gpu_case.py"), {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "DOUBLE_SERIAL": "1"}
     log = tmp_path / "log"
     printed = on_threads(double, workers / "gpu_on_double.py", log, program, *WATCHED, **environment)
@@ -162,7 +162,7 @@ def test_low_latency_mode_in_one_launch(double: Path, workers: Path, tmp_path: P
 
 @pytest.mark.timed
 def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_path: Path) -> None:
-    """All of them say which rank did not come, or with what; and without this mode they would wait for each other."""
+    """All ranks report which rank did not come, or came with what. Without this mode they would wait for each other."""
     on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
 
 
@@ -170,7 +170,7 @@ def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_pat
     ("dtype", "corrupt"), [("bf16", None), ("bf16", "dispatch"), ("bf16", "combine"), ("fp8", None)]
 )
 def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None) -> None:
-    """Everything but the clock: its figures here mean nothing."""
+    """Everything but the timings, which mean nothing here."""
     arguments = ["normal", dtype] if corrupt is None else ["normal", dtype, corrupt]
     report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
     assert report["verified"] == (corrupt is None), report["checks"]
@@ -198,7 +198,7 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
 def test_the_benchmark_of_low_latency_mode_on_a_gpu(
     double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None
 ) -> None:
-    """The same. The halves are timed too; for them the report names no least number of bytes."""
+    """The same. The halves are timed too; the report gives no minimum number of bytes for them."""
     arguments = ["low-latency", dtype, *filter(None, [corrupt])]
     report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
     assert report["verified"] == (corrupt is None), report["checks"]
@@ -222,7 +222,7 @@ def test_the_benchmark_of_low_latency_mode_on_a_gpu(
 
 
 def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything but the times; and calls take the blocks that follow from what is kept."""
+    """Everything but the times; calls use the number of blocks that follows from the stored rates."""
     monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path / "kernels"))
     report = json.loads(on_threads(double, workers / "rates_on_threads.py", tmp_path / "log"))
     moved = 2 * 256 * 64 * 2  # each row is read once and written once
@@ -233,20 +233,20 @@ def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, m
     assert report["rates"] == pytest.approx(expected)
     assert report["kept"] == str(tmp_path / "kernels" / "rates-double-bulk-alone.json")
     assert "us by the rates" in report["table"]
-    # For one token, for many, and where a Config says.
+    # For one token, for many tokens, and with a Config.
     assert report["unmeasured"] == [2, 2, 3]
     assert report["one"] == [1, 1, 3]
     assert report["more"] == [2, 2, 3]
 
 
 def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path) -> None:
-    """Everything but the clock: every request is counted, and has arrived."""
+    """Everything but the timings: each request is counted and has arrived."""
     report = json.loads(on_threads(double, workers / "posting_on_threads.py", tmp_path / "log"))
     assert report["verified"]
     one, many = report["patterns"]
     assert (one["posting_warps"], one["queue_pairs"], one["requests"]) == (1, 1, 64)
     assert (many["posting_warps"], many["queue_pairs"], many["requests"]) == (8, 2, 128)
-    assert one["doorbells"] == dict.fromkeys(("median", "min", "max"), 32), "one warp alone rings for every put"
+    assert one["doorbells"] == dict.fromkeys(("median", "min", "max"), 32), "one warp must ring for every put"
     assert 0 < many["doorbells"]["min"] <= many["doorbells"]["max"] <= 64
     for posted in report["patterns"]:
         times, rates = posted["ns_per_request"], posted["doorbells_per_s"]
@@ -258,7 +258,7 @@ def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path)
 @pytest.mark.timed
 @pytest.mark.parametrize("which", ["", "waiting"])
 def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path: Path, which: str) -> None:
-    """Other Buffers, graphs, and recoveries that fail half way: nothing ends well that had a failure's results."""
+    """Other Buffers, graphs, and recoveries that fail half way: nothing succeeds that used the results of a failure."""
     assert "ended" in on_threads(double, workers / "after_failures.py", tmp_path / "log", *filter(None, [which]))
 
 
@@ -272,5 +272,5 @@ def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path
     ids="+".join,
 )
 def test_bad_drivers(double: Path, workers: Path, tmp_path: Path, scenarios: tuple[str, ...]) -> None:
-    """What a driver may do: calls work all the same, or name the cause within their timeout."""
+    """Permitted behavior of a driver: calls still work, or name the cause within their timeout."""
     assert on_threads(double, workers / "bad_drivers.py", tmp_path / "log", *scenarios).split() == list(scenarios)

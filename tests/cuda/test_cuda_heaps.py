@@ -1,4 +1,4 @@
-"""Heaps on a GPU against a stand-in for the driver: which parts a process has mapped when, and what is left."""
+"""Heaps on a GPU over a stand-in for the driver: which parts a process maps when, and what is left behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture(scope="module")
 def double(idle_double: Path) -> Path:
-    """The folder of the stand-in for libcuda.so.1; its kernels do nothing."""
+    """Return the folder of the stand-in for libcuda.so.1; its kernels do nothing."""
     return idle_double
 
 
 def test_heaps_are_shared_between_processes(double: Path, tmp_path: Path) -> None:
-    """One process makes a heap, another maps it by its descriptor; a word that one stores, the other loads."""
+    """One process creates a heap, another maps it by its descriptor; each loads the words that the other stores."""
     program = """
 import gc, sys
 context = cuda.Context(0)
@@ -71,7 +71,7 @@ gc.collect()
 
 
 def test_words_are_clear_before_peers_can_reach_them(double: Path, tmp_path: Path) -> None:
-    """Memory holds what was there before: a pattern at first, later the contents of a heap that is gone."""
+    """Memory keeps its previous contents: at first a pattern, later the contents of a freed heap."""
     program = """
 context = cuda.Context(0)
 memory = cuda.Memory(context)
@@ -90,12 +90,12 @@ for turn in range(2):
     ]
     names = [line.split()[0] for line in log]
     cleared, exported = names.index("cuMemsetD8Async"), names.index("cuMemExportToShareableHandle")
-    assert "cuStreamSynchronize" in names[cleared:exported], "a peer's first word would be overwritten"
+    assert "cuStreamSynchronize" in names[cleared:exported], "a peer's first word could be overwritten"
 
 
 def test_no_more_is_cleared_than_there_is(double: Path) -> None:
     (said,) = run(double, "print(refused(cuda.make_heap, cuda.Context(0), 4 << 20, 2 << 20, 3 << 20, False))")
-    assert said == "ValueError: more of a heap is to be cleared than there is"
+    assert said == f"ValueError: cleared={3 << 20}: expected at most {2 << 20}"
 
 
 def test_a_heap_of_the_host_is_pinned_as_long_as_it_lives(double: Path, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ gc.collect()
             {"DOUBLE_FAIL": "cuMemHostRegister=218"},
             "pinning a heap of 4096 bytes in host memory: CUDA_ERROR_INVALID_PTX (218): a PTX JIT compilation failed",
         ),
-        ({"DOUBLE_OLD": "1"}, "Double cannot use the host's memory under its address, as NICs in software need"),
+        ({"DOUBLE_OLD": "1"}, "Double cannot access host memory at its host address, which software NICs need"),
     ],
 )
 def test_a_heap_that_cannot_be_pinned(double: Path, variables: dict[str, str], said: str) -> None:
@@ -135,7 +135,7 @@ print(refused(cuda.pin_heap, cuda.Context(0), C.Heap.make_plain(4096)))
 
 
 def test_only_other_processes_get_descriptors(double: Path, tmp_path: Path) -> None:
-    """Of a heap for this process alone nothing is exported, and it need not be exportable."""
+    """A heap for this process alone is not exported and need not be exportable."""
     program = """
 heap = cuda.make_heap(cuda.Context(0), 4 << 20, 2 << 20, 4096, False)
 print(heap.descriptor, heap.bytes, heap.mapped)
@@ -146,7 +146,7 @@ print(heap.descriptor, heap.bytes, heap.mapped)
 
 
 def test_a_process_that_sees_its_own_gpu_alone_maps_a_peers_heap(double: Path) -> None:
-    """The peer's GPU is cuda:1 there; here there is but cuda:0, and that is what gets access."""
+    """The peer's GPU is cuda:1 in its own process; this process has only cuda:0, which gets the access."""
     program = """
 import subprocess, sys
 heap = cuda.make_heap(cuda.Context(1), 2 << 20, 2 << 20, 4096, True)
@@ -166,7 +166,7 @@ subprocess.run([sys.executable, "-c", PREAMBLE + peer], env=environment, close_f
 
 
 def test_nothing_ends_the_process_once_the_driver_is_shut_down(double: Path) -> None:
-    """What is still there when the process ends goes quietly; what is still called says why it cannot be done."""
+    """Objects that still exist when the process ends are dropped quietly; a call says why it is not possible."""
     program = """
 import ctypes, gc
 context = cuda.Context(0)
@@ -187,7 +187,7 @@ print("goes on")
 
 
 def test_pinned_words_are_clear(double: Path) -> None:
-    """Though the memory that they lie in was used before."""
+    """Even if their memory was used before."""
     program = """
 memory = cuda.Memory(cuda.Context(0))
 for _ in range(2):

@@ -1,4 +1,4 @@
-"""Launches through the CUDA driver, against a stand-in for the driver: no GPU is needed, and none is touched."""
+"""Launches through the CUDA driver, over a stand-in for it: no GPU is needed, and none is touched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from native_programs import NATIVE, native_build
 
 pytestmark = pytest.mark.once
 
-# The extension alone: without the package, which imports torch.
+# The extension alone, without the package, which imports torch.
 PREAMBLE = f"""
 import importlib.util, os
 spec = importlib.util.spec_from_file_location({native.C.__name__!r}, {native.C.__file__!r})
@@ -43,7 +43,7 @@ def make(ordinal=0):
 
 @pytest.fixture(scope="module")
 def double(idle_double: Path) -> Path:
-    """The folder of the stand-in for libcuda.so.1; its kernels do nothing."""
+    """Return the folder of the stand-in for libcuda.so.1; its kernels do nothing."""
     return idle_double
 
 
@@ -86,9 +86,9 @@ print(serials, [launcher.finished(serial) for serial in serials])
     assert printed == ["8", "[1, 2] [True, True]"]
     launched = "grid=8,1,1 block=128,1,1 shared=1000 cooperative=1 args="
     assert calls(log, "launch") == [launched + "1", launched + "2"]
-    assert calls(log, "stream") == ["flags=1 priority=-5"], "it waits for no other stream, and goes first"
+    assert calls(log, "stream") == ["flags=1 priority=-5"], "the stream must not wait for others and must have priority"
     asked = len(calls(log, "cuOccupancyMaxActiveBlocksPerMultiprocessor"))
-    assert asked == 2, "when it was loaded, and for this size of blocks"
+    assert asked == 2, "once when loaded, once for this block size"
 
 
 def test_serials_end_in_order(double: Path) -> None:
@@ -105,7 +105,7 @@ print(seen == sorted(seen), launcher.finished(first), seen[0])
 
 
 def test_nothing_is_left(double: Path, tmp_path: Path) -> None:
-    """Stream, events and code are given back, also those of launches that were not waited for."""
+    """Streams, events and code are released, including those of launches that no call waited for."""
     program = """
 for n in range(3):
     launcher = make()
@@ -129,7 +129,7 @@ print(refused(launcher.launch, "dispatch", SHAPE, 3, 4, 0, bytes(8)))
 
 
 def test_threads_launch_at_once(double: Path) -> None:
-    """Ranks that are threads: each has a launcher, and all call the driver as they like."""
+    """Ranks that are threads: each has a launcher and calls the driver independently."""
     program = """
 from concurrent.futures import ThreadPoolExecutor
 
@@ -164,7 +164,7 @@ def each(launchers, call):
 
 
 def test_ranks_launch_together(double: Path, tmp_path: Path) -> None:
-    """All of them get one launch of all their blocks, with an array of their arguments that no other launch uses."""
+    """All ranks share one launch of all their blocks, with an array of their arguments that no other launch uses."""
     program = """
 _, launchers = gathered(4)
 def rank(number, launcher):
@@ -177,13 +177,13 @@ each(launchers, lambda number, launcher: launcher.launch("dispatch", SHAPE, 2, 4
 """
     printed, log = run_logged(double, tmp_path, TOGETHER + program, DOUBLE_QUERIES="3")
     assert printed == ["[[1, 2], [1, 2], [1, 2], [1, 2]] 1", "True"]
-    assert len(calls(log, "cuModuleLoadData")) == 1, "one loads for all"
+    assert len(calls(log, "cuModuleLoadData")) == 1, "one rank loads for all"
     launched = "grid=2,4,1 block=128,1,1 shared=1000 cooperative=1 args="
     assert all(launch.startswith(launched) for launch in calls(log, "launch"))
     arrays = [launch.removeprefix(launched).split(":") for launch in calls(log, "launch")]
     assert [words for _, words in arrays] == ["10,11,12,13", "20,21,22,23", "0,1,2,3"]
     first, second, third = (address for address, _ in arrays)
-    assert first != second and third in (first, second), "used again once its launch has ended"
+    assert first != second and third in (first, second), "must be reused once its launch has ended"
 
 
 def test_launches_together_end_in_order(double: Path, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ gc.collect()
 
 
 def test_ranks_that_do_not_launch_together(double: Path) -> None:
-    """All of them are told which rank came with what, at once where there is no hope."""
+    """All ranks are told which rank came with what, immediately if waiting cannot help."""
     program = """
 def said(ranks, call, timeout=30.0):
     gathering, launchers = gathered(ranks, timeout)
@@ -264,7 +264,7 @@ print(refused(cuda.GatheredLauncher, cuda.Gathering(cuda.Context(0), 2), 2, 0))
 
 
 def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> None:
-    """When the kernel is loaded: all that its static shared memory leaves."""
+    """When the kernel is loaded: everything that its static shared memory leaves."""
     program = """
 launcher = make()
 for shared in (48 << 10, 100 << 10, 64 << 10, 100 << 10):
@@ -279,7 +279,7 @@ print(refused(launcher.launch, "dispatch", SHAPE, 1, 1, 227 << 10, bytes(8)))
 
 
 def without_func_load(double: Path, folder: Path) -> Path:
-    """A driver that is older than cuFuncLoad: a function that is not in the table of hashes cannot be found."""
+    """Make a driver that predates cuFuncLoad: a function that is missing from the hash table cannot be found."""
     library = (double / "libcuda.so.1").read_bytes()
     (folder / "libcuda.so.1").write_bytes(library.replace(b"\0cuFuncLoad\0", b"\0cuFuncLoax\0"))
     return folder
@@ -287,7 +287,7 @@ def without_func_load(double: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("version", ["new", "old"])
 def test_nothing_is_loaded_or_allocated_at_a_launch(double: Path, tmp_path: Path, version: str) -> None:
-    """It would wait for kernels that wait for this one. Local memory, too, is there before."""
+    """Loading would wait for kernels that wait for this one. Local memory is also allocated earlier."""
     program = """
 launcher = make()
 print(open(os.environ["DOUBLE_LOG"]).read().count("\\n"))
@@ -306,7 +306,7 @@ for _ in range(3):
 
 @pytest.mark.parametrize("call", ["cuFuncLoad", "cuFuncGetAttribute", "cuEventCreate"])
 def test_a_kernel_that_cannot_be_made_resident_is_not_loaded(double: Path, tmp_path: Path, call: str) -> None:
-    """Else it would be at its first launch. It may be tried again, and nothing is left of it."""
+    """Otherwise it would be loaded at its first launch. Loading may be retried, and nothing leaks."""
     program = f"""
 import gc
 os.environ["DOUBLE_FAIL"] = "{call}=218"
@@ -325,7 +325,7 @@ gc.collect()
 
 
 def test_launches_without_the_cooperative_attribute(double: Path, tmp_path: Path) -> None:
-    """Also where the GPU cannot do them; residency is counted all the same."""
+    """Also if the GPU does not support them; residency is still checked."""
     program = """
 launcher = cuda.Launcher(cuda.Context(0), cooperative=False)
 launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
@@ -361,7 +361,7 @@ print(refused(launcher.load, "combine", SHAPE, CUBIN, "combine"))
 @pytest.mark.parametrize(
     "call, said",
     [
-        ("cuInit=218", "initialising the CUDA driver: "),
+        ("cuInit=218", "initializing the CUDA driver: "),
         ("cuDevicePrimaryCtxRetain=218", "making the context of cuda:0: "),
         ("cuStreamCreateWithPriority=218", "making a stream: "),
         ("cuModuleLoadData=218", "loading kernel dispatch: "),
@@ -393,7 +393,7 @@ def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
 def test_a_gpu_without_cooperative_launches(double: Path) -> None:
     (said,) = run(double, "print(refused(make))", DOUBLE_OLD="1")
     what = "cannot launch kernels whose blocks wait for each other"
-    assert said == f"CudaError: Double {what}; DEEP_EP_LAUNCH=plain does not ask it to"
+    assert said == f"CudaError: Double {what}; DEEP_EP_LAUNCH=plain does not require that"
 
 
 def test_ctrl_c_ends_a_wait(double: Path) -> None:
@@ -412,7 +412,7 @@ except KeyboardInterrupt:
 
 
 def test_without_a_driver(tmp_path: Path) -> None:
-    """Importing and using a Buffer on CPU tensors opens no driver; asking for a GPU says what is missing."""
+    """Importing the package and using a Buffer on CPU tensors opens no driver; a GPU request names what is missing."""
     program = """
 import torch, deep_ep_py
 from deep_ep_py.testing import run_ranks
@@ -434,7 +434,7 @@ print("libcuda" in open("/proc/self/maps").read())
 
 
 def test_our_declarations_are_the_headers(tmp_path: Path) -> None:
-    """Types, numbers and arguments against cuda.h itself, where a toolkit is installed."""
+    """Compare types, numbers and arguments with cuda.h, if a toolkit is installed."""
     candidates = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
     if compiler := shutil.which("nvcc"):
         candidates.append(Path(compiler).resolve().parent.parent / "include")

@@ -1,4 +1,4 @@
-"""How calls on a GPU are ordered with their caller's work, on streams that only know what has come before."""
+"""The order of calls on a GPU and their caller's work, on streams that only record what precedes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.once
 
 
 class FakeStream:
-    """`seen`: all work that is over when what is queued next begins."""
+    """A stream; `seen` is all work that has ended when the work queued next begins."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -68,7 +68,7 @@ def test_kernels_come_after_the_callers_work(device: Any, current: FakeStream) -
 
 
 def test_an_event_and_the_outputs_memory(device: Any, current: FakeStream) -> None:
-    """Outputs made on the current stream may lie where its earlier work still writes."""
+    """Outputs allocated on the current stream may be in memory that its earlier work still writes."""
     event = EventHandle()
     current.work("later")
     device.order_after_caller(event, on_comm_stream=False)
@@ -88,7 +88,7 @@ def test_the_caller_waits(device: Any, current: FakeStream) -> None:
     device.comm_stream.work("dispatch")
     device.order_caller_after([tensor, None], async_finish=False, on_comm_stream=False)
     assert current.seen == {"dispatch"}
-    assert tensor.streams == [], "whatever reuses its memory comes after the kernels anyway"
+    assert tensor.streams == [], "any reuse of its memory is ordered after the kernels anyway"
 
 
 @pytest.mark.parametrize("on_comm_stream", [False, True])
@@ -106,7 +106,7 @@ def test_the_caller_waits_later(device: Any, current: FakeStream, on_comm_stream
 def test_what_is_queued_later_goes_where_the_call_was_made(
     device: Any, current: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook may be called where another stream is current, which is busy."""
+    """A hook may be called while another, busy stream is current."""
     streams = [current]
 
     @contextmanager

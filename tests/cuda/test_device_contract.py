@@ -1,4 +1,4 @@
-"""What a kernel may call: the CPU has all of it (for GPUs: test_compile.py), and nothing comes from outside csrc."""
+"""The functions that a kernel may call: the CPU has them all (for GPUs see test_compile.py), and all are in csrc."""
 
 from __future__ import annotations
 

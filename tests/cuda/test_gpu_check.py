@@ -1,4 +1,4 @@
-"""The script that checks a machine with a GPU, where there is none: what it says then."""
+"""The script that checks a machine with a GPU, run on a machine without one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCRIPT = SCRIPTS / "gpu_check.py"
 
 
 def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs it with an nvidia-smi that sees a GPU, and without compute-sanitizer."""
+    """Run the script with an nvidia-smi that sees a GPU and without compute-sanitizer."""
     tools = folder / "tools"
     tools.mkdir()
     (tools / "nvidia-smi").write_text("#!/bin/sh\necho A GPU, 1.2, 3 MiB\n")
@@ -38,7 +38,7 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_tests_that_find_no_gpu_have_not_passed(tmp_path: Path) -> None:
-    """Skipped is not passed: that would be told as a success."""
+    """Skipped is not passed: it would be reported as a success."""
     done = check(tmp_path, "--quick", *(f"--only={name}" for name in ("tests", "low_latency_tests", "memcheck")))
     assert done.returncode == 1, done.stdout
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -64,7 +64,7 @@ def test_without_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_python_lacks_is_said_in_a_line() -> None:
-    """A Python without site-packages has nothing of it."""
+    """A Python without site-packages has none of the packages."""
     done = subprocess.run([sys.executable, "-S", str(SCRIPT)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "lacks click, rich, torch" in done.stderr and len(done.stderr.splitlines()) == 1
@@ -74,7 +74,7 @@ def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module  # its dataclasses look for it
+    sys.modules["gpu_check"] = module  # dataclasses look the module up
     spec.loader.exec_module(module)
     return module
 
@@ -125,7 +125,7 @@ def test_it_begins_with_the_canary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_its_steps_are_told(tmp_path: Path, quick: bool) -> None:
-    """They have not been run on a GPU yet, so at least the programs must accept their commands."""
+    """The steps have not been run on a GPU yet, so at least the programs must accept their commands."""
     gpu_check = script()
     steps = {step.name: step for step in gpu_check.steps(tmp_path, quick)}
     for name, (_, environment) in gpu_check.BENCHMARKS.items():
@@ -135,7 +135,7 @@ def test_what_its_steps_are_told(tmp_path: Path, quick: bool) -> None:
         config.validate()
         assert (config.device, config.ranks) == ("cuda", 8) and steps[name].environment == environment
         assert config.mode == ("low-latency" if name.startswith("low_latency") else "normal")
-        assert steps[name].shares, "its ranks' kernels wait for each other"
+        assert steps[name].shares, "the kernels of its ranks wait for each other"
     watched = [steps[name].command for name in gpu_check.SANITIZERS if name in steps]
     assert len(watched) == (1 if quick else 3)
     for command in watched:

@@ -1,4 +1,4 @@
-"""The benchmark on GPUs that are on several nodes, over the stand-ins for the driver and for NVSHMEM's host library."""
+"""The benchmark on GPUs of several nodes, over the stand-ins for the driver and for NVSHMEM's host library."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RANKS, TOKENS, HIDDEN, TOPK, EXPERTS, ITERATIONS = 4, 16, 128, 4, 16, 2
 SIZES = [f"--tokens={TOKENS}", f"--hidden={HIDDEN}", f"--topk={TOPK}", f"--experts={EXPERTS}"]
 SIZES += [f"--iterations={ITERATIONS}", "--warmup=1"]
 MACHINES = {"MACHINES": "2", "NVSHMEM_DOUBLE_PES_PER_NODE": "2"}
-"""Ranks 0 and 1 believe to be on another machine than ranks 2 and 3, and NVSHMEM maps no memory between them."""
+"""Ranks 0 and 1 appear to be on another machine than ranks 2 and 3, and NVSHMEM maps no memory between them."""
 QUEUE_PAIRS = {"paths": ["peer", "ibgda"], "heap": "nvshmem", "through_host": 0, "provider": ""}
 PROXY = {"paths": ["peer", "proxy"], "heap": "own", "through_host": 1, "provider": ""}
 
 
 def run(nvshmem: Nvshmem, *options: str, ranks: int = RANKS, **environment: str) -> tuple[dict[str, Any], str]:
-    """Run the benchmark on ranks with a GPU each; -> its report, which is verified, and what it printed."""
+    """Run the benchmark on ranks with a GPU each. Returns its verified report and its output."""
     nics, file = nvshmem.folder / "nics", nvshmem.folder / "report.json"
     (nics / "mlx5_0").mkdir(parents=True)
     given = {
@@ -54,7 +54,7 @@ def run(nvshmem: Nvshmem, *options: str, ranks: int = RANKS, **environment: str)
 
 
 def crossing_bytes(nodes: int, parts: int, row_bytes: int, ranks: int = RANKS) -> int:
-    """What a rank sends to other nodes: a row for each token and each of so many parts of all experts."""
+    """Return the bytes that a rank sends to other nodes: a row per token for each of `parts` parts of the experts."""
     rows = 0
     for step in range(1, 1 + ITERATIONS):
         for rank in range(ranks):
@@ -66,7 +66,7 @@ def crossing_bytes(nodes: int, parts: int, row_bytes: int, ranks: int = RANKS) -
 
 @needs_nvshmem
 def test_two_machines(nvshmem: Nvshmem) -> None:
-    """Nothing is said of nodes: they are torchrun's machines, and NVSHMEM's queue pairs join them by themselves."""
+    """No option describes the nodes: they are torchrun's machines, and NVSHMEM's queue pairs join them by default."""
     report, printed = run(nvshmem, NVSHMEM_IB_ENABLE_IBGDA="1", **MACHINES)
     config, (size,) = report["config"], report["sizes"]
     assert config["nodes"] == 2 and config["heap"] is None
@@ -76,8 +76,8 @@ def test_two_machines(nvshmem: Nvshmem) -> None:
         "4 ranks on 4 GPUs of 2 machines, a process and a GPU each (Double), as 2 nodes with NVSHMEM's queue pairs "
         "between them, heaps in NVSHMEM's, hidden 128" in printed
     )
-    assert "from one to another" in config["timing"] and "passed on inside a node" in config["notes"]["moved"]
-    # In two hops a row goes once to the other node.
+    assert "from one to another" in config["timing"] and "Forwarding inside a node" in config["notes"]["moved"]
+    # In two-hop mode a row goes once to the other node.
     crossing = crossing_bytes(2, 2, 2 * HIDDEN)
     assert 0 < crossing <= TOKENS * 2 * HIDDEN
     assert {name: op.get("crossing_bytes") for name, op in size["ops"].items()} == {
@@ -102,7 +102,7 @@ def test_low_latency_mode(nvshmem: Nvshmem, options: list[str], environment: dic
     assert report["config"]["transport"]["paths"][-1] == "ibgda" and report["config"]["heap"] == "nvshmem"
     assert "with NVSHMEM's queue pairs between them" in printed
     assert {"dispatch_halves", "combine_halves", "combine_zero_copy"} <= set(report["checks"])
-    assert "crossing" not in report["config"]["notes"], "what crosses is the Buffer's choice there"
+    assert "crossing" not in report["config"]["notes"], "the Buffer chooses which rows cross there"
 
 
 @needs_nvshmem
@@ -131,7 +131,7 @@ def test_one_machine_as_several_nodes(
 @needs_nvshmem
 @pytest.mark.parametrize("mode", [in_long("normal"), in_long("low-latency")])
 def test_one_node_in_nvshmems_heap(nvshmem: Nvshmem, mode: str) -> None:
-    """Loads and stores alone."""
+    """Only loads and stores."""
     report, printed = run(nvshmem, f"--mode={mode}", "--heap=nvshmem")
     assert report["config"]["transport"] == {**QUEUE_PAIRS, "machines": 1, "paths": ["peer"]}
     assert "4 linked GPUs, a process and a GPU each (Double), heaps in NVSHMEM's" in printed
@@ -166,12 +166,12 @@ def test_the_environment_makes_other_nodes(nvshmem: Nvshmem, fabric: str) -> Non
     done = nvshmem.run("gpu_per_rank.py", 2, *arguments, version="3.8.0", DEEP_EP_FABRIC=fabric)
     assert done.returncode == 1
     said = " ".join(done.stderr.split())
-    assert "--nodes is 2; expected 1, what DEEP_EP_FABRIC='peer' in the environment makes" in said, done.stderr
+    assert "--nodes is 2; expected 1, from DEEP_EP_FABRIC='peer' in the environment" in said, done.stderr
 
 
 @pytest.fixture
 def two_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on rank 1 of 4 that torchrun has started on two machines."""
+    """Pose as rank 1 of 4 that torchrun has started on two machines."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
@@ -189,12 +189,12 @@ def test_nodes_that_machines_cannot_make(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "--nodes is 1; expected a multiple of the 2 machines" in refusal(command, "--device=cuda", "--nodes=1")
     said = refusal(command, "--device=cuda", "--nodes=4")
     assert "--nodes is 4; expected --heap nvshmem or --fabric with it: the ranks are on 2 machines" in said
-    assert "ranks on 2 machines: expected all of them on one" in refusal(rates.command)
+    assert "ranks on 2 machines: expected all on one" in refusal(rates.command)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     said = refusal(command, "--device=cuda", "--nodes=2")
     assert "--nodes is 2; expected --heap nvshmem or --fabric with it: the ranks are on one machine" in said
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    said = "4 ranks, 3 of them on this machine: expected as many on each machine"
+    said = "4 ranks, 3 of them on this machine: expected equally many on each machine"
     assert said in refusal(command, "--device=cuda")
     with pytest.raises(ValueError, match=said), gpu_per_rank():
         pass
@@ -202,9 +202,9 @@ def test_nodes_that_machines_cannot_make(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_threads_that_share_a_gpu_are_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    with pytest.raises(CapabilityError, match="--nodes 2: on GPUs under torchrun alone"):
+    with pytest.raises(CapabilityError, match="--nodes 2: on GPUs only under torchrun"):
         require_nodes(BenchConfig(device="cuda", nodes=2))
-    with pytest.raises(CapabilityError, match="--heap nvshmem: under torchrun alone"):
+    with pytest.raises(CapabilityError, match="--heap nvshmem: only under torchrun"):
         require_nodes(BenchConfig(device="cuda", heap="nvshmem"))
     require_nodes(BenchConfig(device="cuda"))
 

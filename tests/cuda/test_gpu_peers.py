@@ -1,4 +1,4 @@
-"""GPUs of a machine that do not use each other's memory as kernels need it: another path joins them."""
+"""GPUs of a machine that cannot use each other's memory as kernels need: another path joins them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ needs_libfabric = pytest.mark.skipif(not C.proxy_providers(), reason="no libfabr
 
 
 class Gpus(SimpleNamespace):
-    """What is asked of a device: its name, and of which others it says what."""
+    """A device, as far as it is queried: its name, and why it cannot use certain others."""
 
     def refusal_of_gpu(self, gpu: str) -> str:
         return self.refused.get(gpu, "")
 
 
 def apart(*refused: dict[str, str]) -> dict[tuple[int, int], str]:
-    """What all ranks learn, by what each one's GPU says of others: they are named a, b, ..."""
+    """Return what all ranks learn from the statements of each GPU about others, which are named a, b, ..."""
     found: list[Any] = [None] * len(refused)
 
     def on_each_rank(group: Any) -> None:
@@ -52,7 +52,7 @@ def apart(*refused: dict[str, str]) -> dict[tuple[int, int], str]:
 
 
 def test_what_either_end_says_counts_for_both() -> None:
-    """A process may not see the GPUs of the others."""
+    """A process may not see the GPUs of other processes."""
     assert apart({}, {}, {}) == {}
     assert apart({"c": "far"}, {}, {}) == {(0, 2): "far"}
     assert apart({"b": "one"}, {"a": "other"}, {"a": "third"}) == {(0, 1): "one", (0, 2): "third"}
@@ -63,7 +63,7 @@ INSIDE = Apart({(2, 3): "over PCIe"})
 
 
 def settled(apart: Apart, fabric: list[str], ranks_per_node: int, **options: Any) -> list[Any]:
-    """Each rank's topology, of 4 that agree on paths, or what it raises."""
+    """Return the topology of each of 4 ranks that agree on paths, or what it raises."""
     found: list[Any] = [None] * 4
 
     def on_each_rank(group: Any) -> None:
@@ -80,7 +80,7 @@ def settled(apart: Apart, fabric: list[str], ranks_per_node: int, **options: Any
 
 
 def test_ranks_whose_gpus_are_apart_take_another_path() -> None:
-    """And without one the table of paths says why."""
+    """Without such a path, the table of paths says why."""
     assert [topology.routes for topology in settled(ACROSS, ["peer", "ibgda"], 4)] == [
         ("peer", "peer", "ibgda", "peer"),
         ("peer",) * 4,
@@ -92,7 +92,7 @@ def test_ranks_whose_gpus_are_apart_take_another_path() -> None:
 
 
 def test_no_rank_passes_rows_on_inside_a_node_that_is_apart() -> None:
-    """It would store them into the heaps of its node."""
+    """It would have to store them into the heaps of its node."""
     both = ["peer", "ibgda"]
     for ranks, hops, once in ((NONE, 2, None), (ACROSS, 2, None), (INSIDE, 1, False)):
         for topology in settled(ranks, both, 2, low_latency=True):
@@ -101,7 +101,7 @@ def test_no_rank_passes_rows_on_inside_a_node_that_is_apart() -> None:
         assert said == "hops=2: expected ranks of a node to use each other's memory; ranks 2 and 3: over PCIe"
     for said in settled(INSIDE, both, 2, hops=1, low_latency=True, once_per_node=True):
         assert said.startswith("once_per_node=True: expected ranks of a node to use each other's memory"), said
-    # One node passes nothing on.
+    # A single node passes nothing on.
     assert {topology.hops for topology in settled(INSIDE, both, 4)} == {1}
 
 

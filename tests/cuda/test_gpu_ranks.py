@@ -1,4 +1,4 @@
-"""The benchmarks on ranks that torchrun has started, each with a GPU of its own: over the stand-in for the driver."""
+"""The benchmarks on ranks that torchrun has started, each with its own GPU, over the stand-in for the driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture
 def driver(double: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Lets processes find the stand-in; what it was asked is in the file returned."""
+    """Let processes find the stand-in; the returned file is the log of its calls."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     monkeypatch.setenv("DOUBLE_MULTIPROCESSORS", "132")
@@ -33,7 +33,7 @@ def driver(double: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_the_benchmark_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_path: Path) -> None:
-    """Everything but the clock: its figures here mean nothing."""
+    """Everything but the timings, which mean nothing here."""
     before = shared_memory()
     sizes = ["--tokens=16", "--hidden=128", "--topk=4", "--experts=16", "--iterations=3", "--warmup=1"]
     files = ["--no-plot", f"--json={tmp_path / 'report.json'}"]
@@ -49,14 +49,14 @@ def test_the_benchmark_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_path
         "a GPU of its own" in report["config"]["timing"] and "mean over the ranks" in report["config"]["notes"]["moved"]
     )
     (size,) = report["sizes"]
-    assert size["copy_gb_per_s"] == 100, "of the GPU that copies slowest"
+    assert size["copy_gb_per_s"] == 100, "must be that of the GPU that copies slowest"
     assert size["ops"]["dispatch"]["moved_bytes"] == pytest.approx((size["rows"] + 2 * 16) * 2 * 128 / 2, rel=0.02)
-    # Heaps are mapped by the peer, not shared as those of threads are.
+    # The peer maps the heaps; they are not shared as those of threads are.
     assert driver.read_text().count("cuMemImportFromShareableHandle") == 2
 
 
 def test_low_latency_mode_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_path: Path) -> None:
-    """Its ranks are aligned by normal-mode dispatches, also between the halves of a call."""
+    """Normal-mode dispatches align its ranks, also between the halves of a call."""
     sizes = ["--tokens=16", "--hidden=128", "--topk=4", "--experts=16", "--iterations=3", "--warmup=1"]
     files = ["--no-plot", f"--json={tmp_path / 'report.json'}"]
     options = ["bench", "all", "--device=cuda", "--mode=low-latency", "--dtype=fp8", *sizes, *files]
@@ -70,7 +70,7 @@ def test_low_latency_mode_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_p
 
 
 def test_the_rates_of_gpus_that_are_linked(driver: Path, workers: Path, tmp_path: Path) -> None:
-    """Everything but the times. Each rank sees one GPU, its own."""
+    """Everything but the times. Each rank sees only its own GPU."""
     options = ["--tokens=64", "--hidden=64", "--iterations=2", f"--json={tmp_path / 'report.json'}"]
     done = torchrun(workers / "gpu_per_rank.py", 2, "rates", "own", *options)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,7 +80,7 @@ def test_the_rates_of_gpus_that_are_linked(driver: Path, workers: Path, tmp_path
     moved = 3 * 64 * 64 * 2  # each row is read once and written on both ranks
     assert report["moved_bytes"] == moved
     expected = {"per_block": moved / 1e-3, "most": 20 * moved / 1e-3, "startup": 1e-5}
-    assert report["rates"] == pytest.approx(expected), "of the slowest rank"
+    assert report["rates"] == pytest.approx(expected), "must be those of the slowest rank"
     assert [path.name for path in (tmp_path / "kernels").glob("rates-*")] == ["rates-double-bulk-linked.json"]
 
 
@@ -103,7 +103,7 @@ def test_ranks_that_have_one_gpu_among_them_are_refused() -> None:
 
 @pytest.fixture
 def torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on rank 1 of 4 that torchrun has started."""
+    """Pose as rank 1 of 4 that torchrun has started."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))
@@ -142,7 +142,7 @@ def test_a_torch_without_cuda_says_so() -> None:
 
 
 class TwoRanks:
-    """Rank 0 of two: what it gathers, with the other's."""
+    """Rank 0 of two, with the value of the other in what it gathers."""
 
     rank, size, in_process = 0, 2, False
 
@@ -160,8 +160,8 @@ class TwoRanks:
 @pytest.mark.timed
 @pytest.mark.parametrize("other_gate_open", [False, True])
 def test_gpus_without_a_common_clock(monkeypatch: pytest.MonkeyPatch, other_gate_open: bool) -> None:
-    """A sample begins behind what aligns the ranks, and is the slowest rank's. It is late where no gate was closed any
-    more when all had queued their work; then the next gates are closed for longer."""
+    """A sample begins after the work that aligns the ranks, and is that of the slowest rank. It is late if no gate was
+    still closed when all ranks had queued their work; the next gates are then closed for longer."""
     pretend_torch_cuda.install(["a"], monkeypatch.setattr)
     order: list[str] = []
 
@@ -173,9 +173,9 @@ def test_gpus_without_a_common_clock(monkeypatch: pytest.MonkeyPatch, other_gate
     timer.recording = True
     assert timer.time("call", lambda: order.append("call") or 7) == 7
     assert order == ["align", "call"]
-    assert timer._samples["call"][0][1] < 50, "what aligns the ranks is not timed"
+    assert timer._samples["call"][0][1] < 50, "the work that aligns the ranks must not be timed"
     assert timer.series() == {"call": [1000.0]}
-    # Its own gate, of 20 ms, is open by then.
+    # Its own gate of 20 ms is open by then.
     assert timer.late_starts() == (2 if other_gate_open else 0)
     assert timer._gate_ms["call"] == (40 if other_gate_open else 20)
 

@@ -1,4 +1,4 @@
-"""Ranks that share a GPU have a queue each: the variable that asks for them is there before anything uses CUDA."""
+"""Ranks that share a GPU have a queue each: the variable that requests them is set before anything uses CUDA."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRIES = {
 
 @pytest.fixture(scope="module")
 def driver(idle_double: Path) -> Path:
-    """The folder of the stand-in for libcuda.so.1; its kernels do nothing."""
+    """Return the folder of the stand-in for libcuda.so.1; its kernels do nothing."""
     return idle_double
 
 
@@ -97,10 +97,10 @@ print(os.environ[VARIABLE])
 
 
 def test_a_program_restarts_once_and_in_full(driver: Path, tmp_path: Path) -> None:
-    """With its arguments; and where there is no driver, not at all."""
+    """With its arguments; and not at all if there is no driver."""
     program = tmp_path / "program.py"
     module = Path(hardware_queues.__file__)
-    program.write_text(  # without the package, which imports torch
+    program.write_text(  # without the package, because that imports torch
         f"import os, sys\nsys.path.insert(0, {str(tmp_path)!r})\nfrom queues import restart_with_queues\n"
         "print(os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS'), sys.argv[1:])\nrestart_with_queues()\n"
     )
@@ -115,5 +115,5 @@ def test_a_program_restarts_once_and_in_full(driver: Path, tmp_path: Path) -> No
 def test_more_ranks_than_queues_are_refused() -> None:
     from deep_ep_py.testing import run_ranks
 
-    with pytest.raises(ValueError, match="n=33: expected at most 32 ranks on one GPU, its queues, or one_launch=True"):
+    with pytest.raises(ValueError, match="n=33: expected at most 32 ranks on one GPU, its number of hardware queues"):
         run_ranks(33, lambda group: None, device="cuda")

@@ -1,4 +1,4 @@
-"""Kernels are compiled once per machine: among processes that start at once, and though some are killed."""
+"""Kernels are compiled once per machine, even if processes start simultaneously and some are killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nvrtc() -> None:
 
 
 class SlowCompiler:
-    """Stands in for NVRTC: logs which process compiles what, and takes its time."""
+    """A stand-in for NVRTC that logs which process compiles what, and is slow."""
 
     def __init__(self, log: Path, seconds: float = 0.3) -> None:
         self.log, self.seconds = log, seconds
@@ -112,7 +112,7 @@ def test_processes_that_start_at_once_compile_each_kernel_once(tmp_path: Path) -
 
 
 def test_processes_share_the_work(tmp_path: Path) -> None:
-    """Those that begin with different kernels compile different ones."""
+    """Processes that begin with different kernels compile different ones."""
     compiler = SlowCompiler(tmp_path / "log", seconds=2.0)
     processes = [start_process(tmp_path / "cache", compiler, rank) for rank in range(3)]
     for process in processes:
@@ -171,7 +171,7 @@ def get_one(folder: Path, compiler: SlowCompiler) -> CompiledKernel:
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
 @pytest.mark.parametrize("which", ["folder", "above"])
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, which: str, mode: int) -> None:
-    """A user that may write there chooses what this process runs. A folder above it may be sticky, as /tmp is."""
+    """A user who may write there chooses the code that this process runs. A parent folder may be sticky, as /tmp is."""
     above, folder = tmp_path / "above", tmp_path / "above" / "cache"
     folder.mkdir(parents=True)
     compiler = SlowCompiler(tmp_path / "log", seconds=0.0)
@@ -191,7 +191,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, which: str, m
     assert compiler.compiled() == ["layout"]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make a folder another user's")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder to another user")
 def test_what_is_another_users_is_refused(tmp_path: Path) -> None:
     compiler = SlowCompiler(tmp_path / "log", seconds=0.0)
     folder = tmp_path / "cache"

@@ -1,5 +1,5 @@
-"""Buffers whose heaps lie in NVSHMEM's and whose kernels post to its queue pairs, over stand-ins for its host library
-and for the driver.
+"""Buffers whose heaps are in NVSHMEM's symmetric heap and whose kernels post to its queue pairs, over stand-ins for its
+host library and for the driver.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 SHARED, OWN = "3.4.5", "3.8.0"
-"""The release that shares its queue pairs, and the newest, which makes others."""
+"""The release whose queue pairs are shared, and the newest, which creates others."""
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_both_modes(
 
 @pytest.mark.parametrize(("version", "nics"), [(SHARED, 2), in_long(OWN, 2)])
 def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int) -> None:
-    """Chunks of keys that end within the heap, rings that are full, data that overtakes data."""
+    """Key chunks that end within the heap, full rings, data that overtakes data."""
     done = nvshmem.run(
         "nvshmem_buffers.py",
         4,
@@ -124,7 +124,7 @@ def test_what_nvshmem_is_like(
 )
 def test_it_is_chosen_where_it_serves(nvshmem: Nvshmem, tmp_path: Path, case: str, environment: dict[str, str]) -> None:
     if not C.proxy_providers():
-        pytest.skip("no libfabric (Debian: libfabric-dev), which serves where it is not chosen")
+        pytest.skip("no libfabric (Debian: libfabric-dev), which is used if no fabric is chosen")
     (tmp_path / "nics" / "mlx5_0").mkdir(parents=True)
     nics = {"NICS": str(tmp_path / "nics"), "NVSHMEM_DOUBLE_PES_PER_NODE": "2", **environment}
     done = nvshmem.run("nvshmem_refusals.py", 4, case, version=OWN, **nics)
@@ -140,7 +140,7 @@ def test_a_heap_of_nvshmems_is_a_gpus() -> None:
 
 
 def test_the_library_is_imported_without_it() -> None:
-    """Neither nvshmem4py nor NVSHMEM's library comes with deep_ep_py, nor with a Buffer that does not ask for it."""
+    """Neither deep_ep_py nor a Buffer that does not ask for NVSHMEM loads nvshmem4py or NVSHMEM's library."""
     program = (
         "import sys, deep_ep_py as d; from deep_ep_py.testing import run_ranks\n"
         "run_ranks(2, lambda group: d.Buffer(group, 1 << 20).rank)\n"

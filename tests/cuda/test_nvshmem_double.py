@@ -1,5 +1,5 @@
-"""The stand-in for NVSHMEM's host library, which what is adopted of NVSHMEM is tested over: that it does what NVSHMEM
-does, and refuses what NVSHMEM must not be asked for."""
+"""The stand-in for NVSHMEM's host library, over which the adoption of NVSHMEM is tested: it behaves like NVSHMEM, and
+refuses calls that are not allowed with NVSHMEM."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ VERSIONS = sorted(path.stem for path in (DATA / "nvshmem").glob("*.json"))
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 BETWEEN = VERSIONS[1:-1]
 IBGDA = {"NVSHMEM_IB_ENABLE_IBGDA": "1"}
-# Each PE on a node of its own, or two to a node.
+# One PE per node, or two.
 ALONE, IN_PAIRS = {"NVSHMEM_DOUBLE_PES_PER_NODE": "1"}, {"NVSHMEM_DOUBLE_PES_PER_NODE": "2"}
-# A NIC that does what a network may do.
+# A NIC that delays and reorders as much as a network may.
 BAD_NIC = {"NVSHMEM_DOUBLE_NIC_RELAXED": "1", "NVSHMEM_DOUBLE_NIC_MAX_DELAY": "3", "NVSHMEM_DOUBLE_NIC_MTU": "64"}
 
 Run = Callable[..., CompletedProcess[str]]
@@ -35,7 +35,7 @@ Run = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Modules by the version that they are compiled for; NVRTC looks for the driver, and must not find the stand-in."""
+    """Return modules by version they are compiled for. NVRTC looks for the driver and must not find the stand-in."""
     try:
         require_nvrtc()
     except NvrtcUnavailableError as error:
@@ -65,7 +65,7 @@ def run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
-    """Runs a scenario of the worker on so many PEs."""
+    """Return a function that runs a scenario of the worker on a number of PEs."""
 
     def start(scenario: str, pes: int, version: str, *settings: dict[str, str]) -> CompletedProcess[str]:
         environment = nvshmem_doubles.environment(idle_double, version, tmp_path, NVSHMEM_SYMMETRIC_SIZE="16M")
@@ -77,14 +77,14 @@ def run(
 
 
 def succeeded(done: CompletedProcess[str]) -> list[str]:
-    """What the stand-in has complained of."""
+    """Return the complaints of the stand-in."""
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("nvshmem double: ")]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_functions_of_each_release(nvshmem_doubles: NvshmemDoubles, version: str) -> None:
-    """Those that this library calls: none more, and none less."""
+    """Exactly those that this library calls."""
     library = nvshmem_doubles.folder(version) / "libnvshmem_host.so.3"
     exported = set(re.findall(r" T (\w+)", subprocess.check_output(["nm", "-D", library], text=True)))
     called, ever = (Golden(release).functions for release in (version, NEWEST))
@@ -96,7 +96,7 @@ def test_functions_of_each_release(nvshmem_doubles: NvshmemDoubles, version: str
 def test_initialisations(run: Run) -> None:
     complaints = succeeded(run("initialisations", 2, OLDEST))
     assert len(complaints) == 4, complaints
-    assert sum("before the device is initialised" in line for line in complaints) == 2
+    assert sum("before the device is initialized" in line for line in complaints) == 2
     assert sum("cannot join" in line for line in complaints) == 2
 
 

@@ -1,5 +1,5 @@
-"""NVSHMEM's own host library, as far as it goes without a GPU. Its wheels have some hundred MB, so it is looked for
-where DEEP_EP_NVSHMEM_WHEELS says, a folder of wheels that `scripts/nvshmem_layouts.py --wheels FOLDER` has downloaded.
+"""NVSHMEM's own host library, as far as it works without a GPU. Its wheels have some hundred MB, so it is taken from
+the folder that DEEP_EP_NVSHMEM_WHEELS names, to which `scripts/nvshmem_layouts.py --wheels FOLDER` has downloaded them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 def test_it_bootstraps_and_finds_no_gpu(
     wheel: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes meet by its unique id. Then 3.4 goes on without a GPU, and later releases do not."""
+    """Two processes meet through its unique id. After that, 3.4 continues without a GPU; later releases do not."""
     with zipfile.ZipFile(wheel) as archive:
         libraries = [name for name in archive.namelist() if re.search(r"/lib/[^/]+\.so", name)]
         archive.extractall(tmp_path, libraries)
@@ -42,5 +42,5 @@ def test_it_bootstraps_and_finds_no_gpu(
     else:
         for line in said:
             assert re.match(
-                rf"status [01]: NVSHMEM {version}: initialising it as PE [01] of 2 fails \(status 7", line
+                rf"status [01]: NVSHMEM {version}: initializing it as PE [01] of 2 fails \(status 7", line
             ), said

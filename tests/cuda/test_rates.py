@@ -1,4 +1,4 @@
-"""How many blocks a call gets by default."""
+"""The default number of blocks of a call."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_the_fewest_blocks_that_are_fast_enough(rates: Rates, moved: int, most: 
 
 
 def test_what_the_rates_say_of_some_calls() -> None:
-    """Worked out by hand: 3 GB at 3 TB/s take 1 ms, so 1.05 ms are allowed, in which a block moves 105 MB."""
+    """Worked out by hand: 3 GB at 3 TB/s take 1 ms, so 1.05 ms is allowed, in which a block moves 105 MB."""
     rates = Rates(per_block=100e9, most=3e12, startup=0.0)
     assert rates.blocks_for(3e9, 132) == 29
-    # Memory shared with 7 others: an eighth of the rate, an eighth of the blocks.
+    # Memory shared with 7 other ranks: an eighth of the rate, an eighth of the blocks.
     assert rates.blocks_for(3e9, 16, share=8) == 4
-    # What takes as long as its start needs no more than that.
+    # A call that takes no longer than its startup needs no more blocks than one.
     assert Rates(per_block=100e9, most=3e12, startup=20e-6).blocks_for(1e5, 132) == 1
     assert rates.blocks_for(0, 132) == 1
 

@@ -1,4 +1,4 @@
-// A kernel that uses every name of device/device.h in each of its forms, so that both bodies are known to have them.
+// A kernel that uses every name of device/device.h in each of its forms, to prove that both implementations have them.
 #pragma once
 
 #include "device/bf16.h"
@@ -52,7 +52,7 @@ DEEP_EP_DEVICE u64 every_access(const ContractArgs& args) {
     return seen;
 }
 
-// Lanes and votes. All lanes call it.
+// Lanes and votes. Called by all lanes.
 DEEP_EP_DEVICE u32 every_collective(u32 value) {
     value += __shfl_sync(device::kFullMask, value, 0);
     value += __shfl_up_sync(device::kFullMask, value, 1);

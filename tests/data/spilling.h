@@ -1,4 +1,4 @@
-// Kernels that cannot keep what they need in registers: the report must say so, or its zeros would mean nothing.
+// Kernels that cannot keep their state in registers: the report must say so, or its zeros would mean nothing.
 #pragma once
 
 #include "kernels/common/kernel.h"

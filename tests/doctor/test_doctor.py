@@ -1,4 +1,4 @@
-"""`doctor` as a user types it, on made-up machines and on this one."""
+"""`doctor` as a user runs it, on fictitious machines and on this one."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_json_on_the_standard_output_is_all_there_is() -> None:
 
 
 def test_a_reader_that_stops() -> None:
-    """As `head` does: no traceback."""
+    """As with `head`: there is no traceback."""
     reading, writing = os.pipe()
     with subprocess.Popen(DOCTOR, env=of_ranks(), stdout=writing, stderr=subprocess.PIPE, text=True) as started:
         os.close(writing)

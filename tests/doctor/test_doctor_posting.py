@@ -1,4 +1,4 @@
-"""What `doctor` says that GPUs lack to post to NICs, on made-up machines."""
+"""The requirements for GPUs to post to NICs that `doctor` reports as missing, on fictitious machines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def found_in(
 
 def test_a_machine_that_has_all(tmp_path: Path) -> None:
     two_gpus_and_nics(tmp_path)
-    for orderings in ((OWNER_ORDERING, OWNER_ORDERING), None):  # a driver that does not answer is no reason
+    for orderings in ((OWNER_ORDERING, OWNER_ORDERING), None):  # a driver that does not answer is no obstacle
         found = found_in(tmp_path, orderings=orderings)
         assert found.keys() == {"ibgda"}
         assert found["ibgda"].verdict is Verdict.GOOD and found["ibgda"].value.startswith("mlx5_0, mlx5_1, ")
@@ -57,7 +57,7 @@ def test_each_thing_that_is_missing_has_a_line(tmp_path: Path) -> None:
     (tmp_path / "sys/module/nvidia_peermem/version").unlink()
     (tmp_path / "sys/module/nvidia_peermem").rmdir()
     found = found_in(tmp_path, has_nvshmem4py=False, orderings=(OWNER_ORDERING, NO_ORDERING))
-    assert found["ibgda"].value == "4 things to be done first"
+    assert found["ibgda"].value == "4 prerequisites missing"
     assert {name: one.command for name, one in found.items() if name != "ibgda"} == {
         "ibgda needs nvshmem4py": INSTALL,
         "ibgda needs doorbells": found["ibgda needs doorbells"].command,
@@ -88,7 +88,7 @@ def test_a_connectx_without_a_link_is_none(tmp_path: Path) -> None:
     [({}, "ibgda by default", Verdict.GOOD), ({ENABLE_IBGDA: "0"}, "ibgda needs IBGDA", Verdict.INFO)],
 )
 def test_the_variable(tmp_path: Path, environment: dict[str, str], name: str, verdict: Verdict) -> None:
-    """Unset, it decides the default alone; 0 forbids."""
+    """Left unset, it only affects the default; 0 forbids posting."""
     two_gpus_and_nics(tmp_path)
     found = found_in(tmp_path, environment)
     assert found.keys() == {"ibgda", name}

@@ -1,4 +1,4 @@
-"""What `doctor` asks the CUDA driver, over a library that answers like one."""
+"""The queries of `doctor` to the CUDA driver, over a library that answers like one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from machine_trees import by_name
 
 pytestmark = pytest.mark.once
 
-# Two GPUs: each is NVLink's peer of the other, but only the first changes the other's memory atomically. Attributes and
-# handles of devices are as odd as they may be, so that numbers which are mixed up show.
+# Two GPUs that are NVLink peers, but only the first can access the memory of the other atomically. Attributes and
+# device handles are as odd as permitted, so that mixed-up numbers show.
 _LIBRARY = r"""
 #include <cstdio>
 #include <cstring>
@@ -118,7 +118,7 @@ def test_all_gpus_reach_each_other() -> None:
 
 
 def test_gpus_that_do_not_reach_some_are_named_together() -> None:
-    """Two pairs with a bridge each."""
+    """Two pairs of GPUs, each with a bridge."""
     said = found(facts(4, [(0, 1), (1, 0), (2, 3), (3, 2)]))["peer access"]
     assert said.verdict is Verdict.WARNING
     assert said.value == "not from cuda:0, cuda:1 to cuda:2, cuda:3; not from cuda:2, cuda:3 to cuda:0, cuda:1"

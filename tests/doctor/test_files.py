@@ -1,4 +1,4 @@
-"""Where `doctor` looks for a machine's files."""
+"""Where `doctor` looks for the files of a machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_links_stay_within_the_root(tmp_path: Path, link: str, target: str, reso
 
 
 def test_a_copy_shows_nothing_of_this_machine(tmp_path: Path) -> None:
-    """What an absolute link points to is here, and not in the copy."""
+    """An absolute link must be resolved inside the copy, not on this machine."""
     (tmp_path / "secret").write_text("of this machine")
     copy = tmp_path / "copy"
     copy.mkdir()

@@ -1,4 +1,4 @@
-"""What `doctor` says of GPUs and of what reaches their memory, on made-up machines."""
+"""The findings of `doctor` on GPUs and on the paths to their memory, on fictitious machines."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_doorbells(tmp_path: Path, words: str, good: bool) -> None:
     with_nvshmem, without, of_a_copy = (found_in(tmp_path, one)[DOORBELLS] for one in (WITH_NVSHMEM, WITHOUT, None))
     assert with_nvshmem.verdict is (Verdict.GOOD if good else Verdict.WARNING)
     assert without.verdict is of_a_copy.verdict is (Verdict.GOOD if good else Verdict.INFO)
-    # A file of one's own would replace what is set elsewhere.
+    # A separate file would override settings made elsewhere.
     assert with_nvshmem.command.startswith("echo") == (not good and not words)
 
 
@@ -66,9 +66,9 @@ def test_doorbells(tmp_path: Path, words: str, good: bool) -> None:
     [
         (True, "6.8.0-45", False, Verdict.GOOD, "dma-buf, by the open kernel modules"),
         (True, "5.12.0", False, Verdict.GOOD, "dma-buf, by the open kernel modules"),
-        (True, "5.4.0-100", False, Verdict.INFO, "needs Linux 5.12 or newer"),
+        (True, "5.4.0-100", False, Verdict.INFO, "requires Linux 5.12 or newer"),
         (True, "5.4.0-100", True, Verdict.GOOD, "nvidia_peermem is loaded"),
-        (False, "6.8.0-45", False, Verdict.INFO, "needs NVIDIA's open kernel modules"),
+        (False, "6.8.0-45", False, Verdict.INFO, "requires NVIDIA's open kernel modules"),
     ],
 )
 def test_the_way_from_nics_to_memory(
@@ -88,7 +88,7 @@ def test_the_way_from_nics_to_memory(
     ("provider", "verdict", "text"),
     [
         ("NVIDIA peermem\n", Verdict.GOOD, "by NVIDIA peermem"),
-        ("\n", Verdict.INFO, "knows of no GPU's driver"),
+        ("\n", Verdict.INFO, "knows no GPU driver"),
         (None, Verdict.INFO, "no dma-buf"),
     ],
 )

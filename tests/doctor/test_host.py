@@ -1,4 +1,4 @@
-"""What `doctor` says of processors, memory and limits."""
+"""The findings of `doctor` on processors, memory and limits."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def test_open_files(tmp_path: Path, soft: str, hard: str, verdict: Verdict, valu
     [
         ("8388608", "0", ALL_IDS, Verdict.WARNING),
         ("8388608", IPC_LOCK, ALL_IDS, Verdict.GOOD),
-        ("8388608", "000001ffffffbfff", ALL_IDS, Verdict.WARNING),  # all but this one
-        ("8388608", IPC_LOCK, "0 1000 1\n", Verdict.WARNING),  # of a user namespace
+        ("8388608", "000001ffffffbfff", ALL_IDS, Verdict.WARNING),  # all capabilities but this one
+        ("8388608", IPC_LOCK, "0 1000 1\n", Verdict.WARNING),  # in a user namespace
         ("unlimited", "0", ALL_IDS, Verdict.GOOD),
-        ("9007199254740992", "0", ALL_IDS, Verdict.GOOD),  # more than there is
+        ("9007199254740992", "0", ALL_IDS, Verdict.GOOD),  # more than the machine has
     ],
 )
 def test_locked_memory(tmp_path: Path, locked: str, capabilities: str, ids: str, verdict: Verdict) -> None:

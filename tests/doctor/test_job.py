@@ -27,7 +27,7 @@ def test_two_nodes_of_software_nics(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("   0123", "0  .PII", "1  P.II", "2  II.P", "3  IIP."):
         assert f"\n  {line}\n" in done.stdout
-    assert done.stdout.count("Host\n") == 1, "one machine, and more than one report of it"
+    assert done.stdout.count("Host\n") == 1, "more than one report of a single machine"
     report: dict[str, Any] = json.loads(file.read_text())
     assert [one["ranks"] for one in report["machines"]] == [[0, 1, 2, 3]]
     assert report["routes"][0] == ["peer", "peer", "ibgda", "ibgda"] and not report["failure"]
@@ -44,7 +44,7 @@ def test_a_job_that_cannot_make_a_buffer(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_wrong_is_named_beside_the_failure() -> None:
-    """As JSON on the standard output, which is all that rank 0 prints, and the others nothing."""
+    """Rank 0 prints it as JSON and nothing else on standard output; the other ranks print nothing."""
     done = doctor(2, "--json", DEEP_EP_RANKS_PER_NODE="0")
     assert done.returncode != 0
     report = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""What `doctor` says of RDMA NICs, on made-up machines."""
+"""The findings of `doctor` on RDMA NICs, on fictitious machines."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rules_for_some_flows_are_not_the_class_of_a_port(tmp_path: Path, text: 
 
 @pytest.mark.parametrize(
     ("gids", "text"),
-    [({0: "RoCE v2", 1: "IB/RoCE v1"}, "link-local GIDs of RoCEv2 alone"), ({0: "IB/RoCE v1"}, "no GID of RoCEv2")],
+    [({0: "RoCE v2", 1: "IB/RoCE v1"}, "only link-local RoCEv2 GIDs"), ({0: "IB/RoCE v1"}, "no RoCEv2 GID")],
 )
 def test_roce_without_a_routable_address(tmp_path: Path, gids: dict[int, str], text: str) -> None:
     tree, ports = two_gpus_and_nics(tmp_path, "Ethernet")
@@ -127,16 +127,16 @@ def test_nics_of_software(tmp_path: Path) -> None:
     tree, _ = two_gpus_and_nics(tmp_path)
     tree.software_nic("rxe0", "Ethernet", parent="eth0")
     tree.software_nic("siw0", "Ethernet", node_type="4: RNIC")
-    # As older kernels have it: the device is the interface's.
+    # As on older kernels: the device belongs to the interface.
     folder = tree.device("pci0000:00", "0000:03:00.0", "0x1af4", NETWORK)
     tree.nic("rxe1", folder, "Ethernet", driver="virtio-pci")
     tree.file("/sys/class/infiniband/rxe1/parent", "eth1\n")
     found = found_in(tmp_path)
     values = {name: found[name].value for name in ("rxe0", "rxe1", "siw0")}
     assert values == {
-        "rxe0": "made of software, on eth0",
-        "rxe1": "made of software, on eth1",
-        "siw0": "made of software",
+        "rxe0": "software, on eth0",
+        "rxe1": "software, on eth1",
+        "siw0": "software",
     }
     for name in values:
         assert found[name].verdict is found[f"{name} port 1"].verdict is Verdict.INFO
@@ -213,7 +213,7 @@ def looped() -> bytes:
     [
         (express_config(True), "0x1021", RelaxedOrdering.ALLOWED),
         (express_config(False), "0x1021", RelaxedOrdering.FORBIDDEN),
-        (express_config(True)[:64], "0x1021", RelaxedOrdering.NOT_READABLE),  # as without root's rights
+        (express_config(True)[:64], "0x1021", RelaxedOrdering.NOT_READABLE),  # as without root privileges
         (looped(), "0x1021", RelaxedOrdering.NOT_READABLE),
         (express_config(False), "0x101e", RelaxedOrdering.OF_PHYSICAL_FUNCTION),
     ],

@@ -1,4 +1,4 @@
-"""What `doctor` says of NVSHMEM's settings, on made-up machines."""
+"""The findings of `doctor` on NVSHMEM's settings, on fictitious machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def judged(root: Path, environment: dict[str, str], nvshmem: str | None = INSTAL
 
 
 def mixed(root: Path) -> Tree:
-    """mlx5_0 and mlx5_1 on InfiniBand, mlx5_2 with RoCE."""
+    """Make a machine with mlx5_0 and mlx5_1 on InfiniBand and mlx5_2 on RoCE."""
     tree, _ = two_gpus_and_nics(root)
     tree.nic("mlx5_2", tree.device("pci0000:f0", "0000:f1:00.0", "0x15b3", NETWORK), "Ethernet")
     return tree
@@ -42,7 +42,7 @@ def mixed(root: Path) -> Tree:
         (roce, {TRAFFIC_CLASS: "256"}, Verdict.ERROR, f"export {TRAFFIC_CLASS}=CLASS"),
         (mixed, {}, Verdict.WARNING, f"export {LIST_COUNTS}=1 {HCA_LIST}=mlx5_0:1,mlx5_1:1"),
         (mixed, {TRAFFIC_CLASS: "106"}, Verdict.ERROR, f"export {LIST_COUNTS}=1 {HCA_LIST}=mlx5_2:1"),
-        # A list leaves NICs of one kind; one that does not count leaves all.
+        # An effective list leaves NICs of one kind; an ignored one leaves all.
         (mixed, {LIST_COUNTS: "1", HCA_LIST: "mlx5_0:1,mlx5_1"}, Verdict.GOOD, ""),
         (mixed, {LIST_COUNTS: "1", HCA_LIST: "^mlx5_2"}, Verdict.GOOD, ""),
         (mixed, {LIST_COUNTS: "1", HCA_LIST: "mlx5_2", TRAFFIC_CLASS: "106"}, Verdict.GOOD, ""),
@@ -86,7 +86,7 @@ def test_the_class_of_the_system(
 
 
 def test_only_nics_that_are_used_count(tmp_path: Path) -> None:
-    """Neither what the list leaves out nor what has no link."""
+    """Neither NICs that the list excludes nor those without a link."""
     tree, ports = roce(tmp_path)
     for number, system in enumerate((96, 106)):
         tree.file(f"/sys/class/infiniband/mlx5_{number}/tc/1/traffic_class", f"Global tclass={system}\n")

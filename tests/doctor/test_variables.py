@@ -1,4 +1,4 @@
-"""What `doctor` says of the library's environment variables."""
+"""The findings of `doctor` on the environment variables of the library."""
 
 from __future__ import annotations
 
@@ -104,4 +104,4 @@ def test_what_is_wrong_is_an_error_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_shm_is_no_way_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROVIDER, NEAR_PROVIDER)
     found = by_name(paths(HERE))["proxy"]
-    assert found.verdict is Verdict.WARNING and "this machine alone" in found.value
+    assert found.verdict is Verdict.WARNING and "only on this machine" in found.value

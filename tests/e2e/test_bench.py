@@ -1,4 +1,4 @@
-"""The benchmark: routings, the oracle's bound on what it accepts, and small runs from end to end."""
+"""The benchmark: routings, the error bound of its oracle, and small end-to-end runs."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
         for op in ("dispatch", "combine"):
             host, whole = size["host_us"][op], size["ops"]["pair"]["ms"]
             assert 0 < host["min"] <= host["median"] <= host["max"]
-            assert host["median"] < 1e3 * whole["max"], "a part of the call that it begins"
+            assert host["median"] < 1e3 * whole["max"], "the host time must be part of the call"
     assert done.stdout.count("host time per eager call") == len(result["sizes"])
     assert set(result["host_us"]) == {"dispatch", "combine"} and "launch" in result["config"]["notes"]["host_us"]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -260,12 +260,12 @@ def test_fp8_rows_go_with_their_scales_and_without_combine(tmp_path: Path) -> No
     assert set(result["ops"]) == {"layout_notify", "dispatch"} == set(result["config"]["notes"]["ops"])
     assert set(result["ratios"]) == {"dispatch"}
     rows = result["ops"]["dispatch"]["bytes"] / (256 + 4 * 2)
-    assert abs(rows - result["sizes"][0]["rows"]) <= 0.5, "the mean number of rows, each with its scales"
+    assert abs(rows - result["sizes"][0]["rows"]) <= 0.5, "expected the mean number of rows, each with its scales"
     assert set(result["checks"]) == {"dispatch", "baseline memcpy", "baseline gloo_bare", "baseline gloo"}
 
 
 def test_host_times_end_with_the_launch() -> None:
-    """Whatever the kernel takes, and what a caller does behind it: of these the figure has nothing."""
+    """The figure includes neither the time of the kernel nor later work of the caller."""
     sizes = Sizes("one", 1, (3,), 4, 128, 2, 4)
     work = Work.of(sizes)
 
@@ -277,7 +277,7 @@ def test_host_times_end_with_the_launch() -> None:
                 dispatch(buffer, work)
                 time.sleep(0.02)
 
-            host.time("dispatch", slow_call)  # not while it is not recording
+            host.time("dispatch", slow_call)  # must not be counted while it is not recording
             host.recording = True
             for _ in range(3):
                 begin = time.monotonic_ns()
@@ -306,7 +306,7 @@ def test_ranks_on_several_nodes(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "report.json").read_text())
     assert result["verified"] is True and result["config"]["nodes"] == 2
     assert "2 nodes" in done.stdout
-    # Each rank is a node: a row for the other rank crosses, one for the own rank does not.
+    # Each rank is a node: a row for the other rank crosses, a row for the rank itself does not.
     ops, crossing = result["ops"], 2 * 64 * crossing_tokens(24, result["config"])
     for op in ("dispatch", "combine", "combine_private"):
         assert crossing <= ops[op]["wire_bytes"] <= 2 * crossing + 4096
@@ -316,7 +316,7 @@ def test_ranks_on_several_nodes(tmp_path: Path) -> None:
 
 
 def test_low_latency_on_several_nodes(tmp_path: Path) -> None:
-    """What crosses is counted there too: a row for each choice of an expert of the other node, in both directions."""
+    """Crossing rows are counted there too: one for each choice of an expert on the other node, in both directions."""
     options = ("--mode=low-latency", "--nodes=2", "--tokens=8", "--no-plot", "--json=report.json")
     done = bench(*SMALL, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -329,7 +329,7 @@ def test_low_latency_on_several_nodes(tmp_path: Path) -> None:
 
 
 def crossing_tokens(tokens: int, config: dict[str, Any]) -> int:
-    """Tokens of two ranks that go to the other one, the mean over the timed iterations."""
+    """Return the tokens of two ranks that go to the other rank, as a mean over the timed iterations."""
     count, timed = 0, range(config["warmup"], config["warmup"] + config["iterations"])
     for iteration in timed:
         for rank in range(2):

@@ -1,4 +1,4 @@
-"""The command that times the proxy, between processes and by itself."""
+"""The command that times the proxy, between processes and in a single one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench_proxy(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("provider", [one for one in ("net", "tcp;ofi_rxm", "shm") if one in PROVIDERS])
 def test_report(provider: str, tmp_path: Path) -> None:
-    """What is sent arrives, by bare calls and by the proxy; its thread wakes for a command, and for an arrival."""
+    """Data arrives, sent by bare calls and through the proxy, whose thread wakes for a command and for an arrival."""
     file = tmp_path / "report.json"
     done = bench_proxy(f"--provider={provider}", "--iterations=2", "--asleep=1", f"--json={file}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,4 +50,4 @@ def test_report(provider: str, tmp_path: Path) -> None:
 def test_a_provider_that_is_not_there() -> None:
     done = bench_proxy("--provider=carrier pigeons")
     assert done.returncode == 2
-    assert "provider='carrier pigeons': expected one that is here: " in done.stderr
+    assert "provider='carrier pigeons': expected one that is available: " in done.stderr

@@ -1,4 +1,4 @@
-"""What docs/cluster.md quotes is in the code: environment variables, texts of errors, lines of `doctor`, the table."""
+"""The quotes in docs/cluster.md match the code: environment variables, error messages, lines of `doctor`, the table."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ READ_BY_OTHERS = {
     "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
     "NVSHMEM_MAX_MEMORY_PER_GPU",
 }
-"""By NVSHMEM alone: the code does not name these."""
+"""Variables that only NVSHMEM reads: the code does not name them."""
 
 
 def python_texts() -> Iterator[str]:
-    """All string literals, neighbours joined; where an f-string has a value the text ends."""
+    """Yield all string literals, with adjacent ones joined; a value in an f-string ends a text."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -71,7 +71,7 @@ def test_errors_are_raised_somewhere(error: str) -> None:
 
 
 def reported(root: Path, environment: dict[str, str]) -> set[str]:
-    """Verdict, name and value of all that is said of a machine, by a driver that answers."""
+    """Return verdict, name and value of all findings on a machine whose driver answers."""
     of_gpu = tuple(DriverGpu("NVIDIA H100 80GB HBM3", address, True, OWNER_ORDERING, True, False) for address in "01")
     both = frozenset({(0, 1), (1, 0)})
     facts = DriverFacts("13.0", of_gpu, both, both)

@@ -1,4 +1,4 @@
-"""The demo: its layer, its check, and a small run from end to end."""
+"""The demo: its layer, its check, and a small end-to-end run."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_tokens_are_the_text() -> None:
     assert origin and len(text) > 100
     x = embed_bytes(b"abcabcabc", rank=0, tokens=9, hidden=16)
     assert x.dtype == torch.bfloat16
-    assert torch.equal(x[3], x[6]), "the same letter after the same letters"
+    assert torch.equal(x[3], x[6]), "the same letter follows the same letters"
     assert not torch.equal(x[3], x[4])
-    assert torch.equal(embed_bytes(b"abcabcabc", 1, 4, 16), x[4:8]), "ranks take neighbouring parts"
+    assert torch.equal(embed_bytes(b"abcabcabc", 1, 4, 16), x[4:8]), "ranks take adjacent parts"
     torch.testing.assert_close(x.float().square().mean(dim=1), torch.ones(9), rtol=0.02, atol=0)
 
 

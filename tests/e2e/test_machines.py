@@ -1,4 +1,4 @@
-"""Two machines, which share no memory: by network namespaces of this one, joined by a cable."""
+"""Two machines that share no memory: network namespaces of this one, joined by a cable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKER = "machine_failures.py"
 
 @pytest.fixture
 def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "cable")  # no name of a namespace leads to its address
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "cable")  # host names of a namespace do not resolve to its address
     with two_machines() as made:
         yield made
 
@@ -37,8 +37,8 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
 def test_the_clusters_tests_pass(
     ranks_per_node: int, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In both modes, in two hops and one, with failures and recoveries: by `torchrun` on each machine. Where a machine
-    has two nodes, software NICs join these and the proxy joins machines, at once.
+    """In both modes, in one and two hops, with failures and recoveries, by `torchrun` on each machine. If a machine
+    has two nodes, software NICs join its nodes while the proxy joins the machines.
     """
     monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", str(ranks_per_node))
     arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/multinode")
@@ -68,7 +68,7 @@ def test_a_process_that_is_killed_is_named_everywhere(machines: Machines, victim
 
 @pytest.mark.timed
 def test_a_machine_that_is_cut_off_is_named(machines: Machines) -> None:
-    """Each takes the other for silent, and its own ranks for alive."""
+    """Each machine considers the other silent and its own ranks alive."""
     with machines.ranks(PER_MACHINE, WORKER) as ranks:
         for rank in range(RANKS):
             ranks.next(rank)
@@ -88,7 +88,7 @@ def test_a_machine_that_is_cut_off_is_named(machines: Machines) -> None:
 @IN_LONG
 @pytest.mark.timed
 def test_a_machine_whose_only_rank_is_stopped_is_silent(machines: Machines) -> None:
-    """No other rank of it says that it lives."""
+    """There is no other rank on that machine to report that it is alive."""
     with machines.ranks(1, WORKER) as ranks:
         for rank in range(MACHINES):
             ranks.next(rank)
@@ -102,7 +102,7 @@ def test_a_machine_whose_only_rank_is_stopped_is_silent(machines: Machines) -> N
         said = ranks.next(1)
         where = re.escape(machines.address(0))
         assert re.search(
-            rf"rank 0 \(pid \d+ on {where}\) goes on without rank 1, from whose machine", said["raised"]
+            rf"rank 0 \(pid \d+ on {where}\) continues without rank 1, from whose machine", said["raised"]
         ), said
 
 
@@ -110,7 +110,7 @@ def test_a_machine_whose_only_rank_is_stopped_is_silent(machines: Machines) -> N
 @IN_LONG
 @pytest.mark.timed
 def test_a_job_that_is_stopped_goes_on(machines: Machines) -> None:
-    """Its ranks one after the other, long after each would have taken the others for silent."""
+    """Its ranks resume one after another, long after the time at which each would have considered the others silent."""
     with machines.ranks(1, WORKER, "--rounds=3000") as ranks:
         for rank in range(MACHINES):
             ranks.next(rank)
@@ -129,7 +129,7 @@ def test_a_job_that_is_stopped_goes_on(machines: Machines) -> None:
 @IN_LONG
 @pytest.mark.timed
 def test_a_process_that_is_stopped_is_named_when_the_time_is_over(machines: Machines) -> None:
-    """Its machine is heard, so nothing is concluded before; and it fails too, when it goes on."""
+    """Its machine is not silent, so nothing is concluded earlier. The process fails too when it resumes."""
     victim = RANKS - 1
     with machines.ranks(PER_MACHINE, WORKER, "--timeout=8") as ranks:
         for rank in range(RANKS):
@@ -157,7 +157,7 @@ def test_a_rank_that_ends_well_ends_no_other(machines: Machines) -> None:
 @IN_LONG
 @pytest.mark.timed
 def test_the_end_of_a_buffer_waits_for_no_machine_that_is_cut_off(machines: Machines) -> None:
-    """What is left for it would have gone after the last call."""
+    """What remains to be sent to it would only have been sent after the last call."""
     with machines.ranks(1, WORKER, "--rounds=20", "--rests=8", "--timeout=30") as ranks:
         for rank in range(MACHINES):
             ranks.next(rank)

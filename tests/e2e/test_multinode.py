@@ -1,4 +1,4 @@
-"""The tests for a cluster, `tests/multinode`, by a launcher for each of two nodes, both on this machine."""
+"""The cluster tests in `tests/multinode`, with a launcher for each of two nodes on this machine."""
 
 from __future__ import annotations
 

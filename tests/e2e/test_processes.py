@@ -1,4 +1,4 @@
-"""Ranks as processes, started by torchrun as a user would."""
+"""Ranks as processes that torchrun starts, as a user would run them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = ([2, 4, 8] if LONG else [2, 8]) if BUILD == "fast" else [2]
 
 @pytest.mark.parametrize("ranks", SIZES)
 def test_round_trip(workers: Path, ranks: int) -> None:
-    """Every way of rows, one Buffer after the other: most of the time goes into starting the processes."""
+    """Each path of the rows, one Buffer after another, because starting the processes takes most of the time."""
     before = shared_memory()
     paths = ("direct", "rounds", "weak", "ibgda", "two_hops", "two_hops_in_chunks")
     done = torchrun(workers / "round_trip.py", ranks, *(f"--path={path}" for path in paths))
@@ -25,7 +25,7 @@ def test_round_trip(workers: Path, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", SIZES)
 def test_low_latency_layers(workers: Path, ranks: int) -> None:
-    """Also with hooks that another thread calls."""
+    """Also with hooks called by another thread."""
     before = shared_memory()
     fabrics = [f"--fabric={fabric}" for fabric in ("peer", "weak", "ibgda", "mixed")]
     done = torchrun(workers / "low_latency_layers.py", ranks, *fabrics)
@@ -43,14 +43,14 @@ def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:
 @pytest.mark.timed
 @pytest.mark.once
 def test_handlers_and_collections() -> None:
-    """A signal's handler may use a Buffer in whose wait it comes; one that is collected in a cycle ends in order."""
+    """A signal handler may use the Buffer whose wait it interrupts; a Buffer collected in a cycle ends properly."""
     lines_of("handlers_and_collections.py", seconds=90)
 
 
 @pytest.mark.timed
 @pytest.mark.once
 def test_interrupted_waits() -> None:
-    """An interrupt ends a wait at once, beside other threads' calls, behind calls on their way, and in destroy."""
+    """An interrupt ends a wait at once: during calls of other threads, after calls in flight, and in destroy."""
     lines_of("interrupted_waits.py", seconds=90)
 
 

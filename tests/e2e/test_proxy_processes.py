@@ -1,4 +1,4 @@
-"""The proxy between processes, over libfabric: what a NIC that no GPU drives would do, by TCP on this machine."""
+"""The proxy between processes, over libfabric: TCP on this machine in place of a NIC that no GPU can drive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launches import of_ranks, shared_memory, torchrun
 from worker_runs import lines_of
 
 OFFERED = C.proxy_providers()
-# `shm` reports nothing of a process that has died.
+# `shm` does not report that a process has died.
 TCP = [provider for provider in ("net", "tcp;ofi_rxm") if provider in OFFERED]
 
 pytestmark = [
@@ -36,7 +36,7 @@ pytestmark = [
     ],
 )
 def test_round_trip(workers: Path, provider: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Straight to each rank, and in two hops; outputs outlive their Buffer."""
+    """Directly to each rank and in two hops; outputs outlive their Buffer."""
     monkeypatch.setenv(PROVIDER, provider)
     before = shared_memory()
     done = torchrun(workers / "round_trip.py", ranks, "--path=proxy", "--path=proxy_in_two_hops")
@@ -56,8 +56,8 @@ def test_low_latency_layers(workers: Path, provider: str, monkeypatch: pytest.Mo
     ("provider", "fabric"), [*((provider, "proxy") for provider in TCP), *((one, "machines") for one in TCP[:1])]
 )
 def test_a_process_that_is_killed(provider: str, fabric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others say whose process it was, although the link shows it first, and go on without it: also where each
-    takes the others to be on other machines, and knows of them by TCP alone.
+    """All other ranks name its rank, although the link shows the failure first, and continue without it, even if each
+    assumes the others on other machines and only learns of them over TCP.
     """
     monkeypatch.setenv(PROVIDER, provider)
     monkeypatch.setenv("KILLED_RANKS_FABRICS", fabric)
@@ -75,7 +75,8 @@ def test_a_process_that_is_killed(provider: str, fabric: str, monkeypatch: pytes
 
 @pytest.mark.timed
 def test_idle_buffers_sleep(workers: Path) -> None:
-    """Less than 1 % of a core each: a thread that looks every millisecond takes more. Then they work."""
+    """Idle Buffers use less than 1 % of a core each, which a thread that polls every millisecond exceeds. They still
+    work afterwards."""
     providers = [provider for provider in ("net", "tcp;ofi_rxm", "shm") if provider in OFFERED]
     done = torchrun(workers / "idle_buffers.py", 2, *providers)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,7 +88,7 @@ def test_idle_buffers_sleep(workers: Path) -> None:
 
 
 def test_signals_stay_the_callers() -> None:
-    """A library that libfabric loads would take SIGTERM and others over."""
+    """A library that libfabric loads would install handlers for SIGTERM and other signals."""
     program = (
         "import re; from deep_ep_py.core.native import C\n"
         "caught = lambda: re.search('SigCgt:.*', open('/proc/self/status').read()).group()\n"
@@ -109,13 +110,14 @@ def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_one_rank_that_cannot_go_along(workers: Path) -> None:
-    """All learn of it before any of them has made a network."""
+    """All ranks learn of it before any of them has created a network."""
     done = torchrun(workers / "refused_paths.py", 3)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_enable_shrink_is_refused(workers: Path) -> None:
-    """A rank that others go on without could still write into their memory: no provider says when it cannot."""
+    """A rank that was left out could still write into the memory of the others: no provider reports when it no longer
+    can."""
     done = torchrun(workers / "shrinking_proxy.py", 2)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("enable_shrink=True: expected another fabric than 'proxy'") == 2, done.stdout
+    assert done.stdout.count("enable_shrink=True: expected a fabric other than 'proxy'") == 2, done.stdout

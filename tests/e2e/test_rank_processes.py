@@ -1,7 +1,7 @@
-"""Ranks that the benchmark and the examples start as processes: they end with the process that started them, whatever
-ends it, and when one of them fails the others end and it is named.
+"""Ranks that the benchmark and the examples start as processes: they end with the process that started them, however it
+ends, and if one of them fails, it is named and the others end.
 
-The benchmark is killed at 6 moments, in `make test-long` at 50.
+The benchmark is killed at 6 points in time, in `make test-long` at 50.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_ranks_end_with_their_parent_killed_at_random_moments(tmp_path: Path) ->
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended but has not been waited for does not."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def ends(alive: Callable[[], bool]) -> bool:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """The processes that `launch` has started, as they come."""
+    """Return a list that receives the processes that `launch` starts."""
     found: list[subprocess.Popen[bytes]] = []
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -89,7 +89,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 def test_a_rank_that_fails_is_named_and_ends_the_others(
     how: str, message: str, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Whatever the others, which miss it, have raised meanwhile; and with what it has started itself."""
+    """Regardless of what the others, which miss it, have raised meanwhile. Processes that it has started end too."""
     with pytest.raises(RankFailed, match=re.escape(message)) as info:
         launch(rank_jobs.one_fails, 2, (how,), lambda event: None)
     assert info.value.rank == 1
@@ -100,7 +100,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
 
 
 def test_the_rank_at_fault_is_told_from_those_that_miss_it() -> None:
-    """It has ended without a word, or was the first to raise."""
+    """It has ended without an exception, or was the first to raise."""
     late = SimpleNamespace(rank=2, raised=True, failure="raised:\nTraceback:\n  a line\nValueError: bad\n")
     early = SimpleNamespace(rank=0, raised=True, failure="raised:\nTraceback:\n  a line\nRuntimeError: lost it\n")
     killed = SimpleNamespace(rank=1, raised=False, failure="was ended by SIGSEGV before it was done")
@@ -112,9 +112,9 @@ def test_the_rank_at_fault_is_told_from_those_that_miss_it() -> None:
 
 
 def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> None:
-    """Ctrl-C while they start."""
+    """Ctrl-C while they are starting."""
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     began = time.monotonic()
     timer.start()
     try:
@@ -136,32 +136,32 @@ def test_an_exception_of_the_caller_ends_the_ranks(started: list[subprocess.Pope
 
 
 def test_what_ranks_cannot_import_is_refused() -> None:
-    with pytest.raises(ValueError, match="<lambda>: expected one of a module's, that every rank can import"):
+    with pytest.raises(ValueError, match="<lambda>: expected a function of a module that every rank can import"):
         launch(lambda context: None, 2, (), lambda event: None)
 
 
 def rank_process(parent: int, theirs: Connection) -> subprocess.Popen[bytes]:
-    """What `launch` starts, with the number of its parent."""
+    """Start a process as `launch` does, with the pid of its parent."""
     program = str(Path(processes.__file__).with_name("rank_process.py"))
     command = [sys.executable, program, str(parent), str(theirs.fileno())]
     return subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 
 
 def test_a_rank_ends_when_its_connection_closes() -> None:
-    """Where the kernel does not kill it: its parent still lives here."""
+    """The kernel does not kill it, because its parent is still alive here."""
     ours, theirs = Pipe()
     process = rank_process(os.getpid(), theirs)
     theirs.close()
     ours.send(sys.path)
     ours.send_bytes(b"")
     time.sleep(0.3)
-    assert process.poll() is None, "it imports torch"
+    assert process.poll() is None, "it must still be importing torch"
     ours.close()
     assert process.wait(SECONDS) == -signal.SIGKILL
 
 
 def test_a_rank_ends_with_its_parent_while_the_connection_is_open() -> None:
-    """As when a native call holds the GIL, and no thread can look at the connection."""
+    """As when a native call holds the GIL, so that no thread can check the connection."""
     ours, theirs = Pipe()
     reader, writer = os.pipe()
     parent = os.fork()
@@ -190,7 +190,7 @@ def test_a_rank_whose_parent_has_ended_before_it_looked_ends_at_once() -> None:
 
 
 def test_a_rank_of_torchruns_ends_with_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or with whatever else has started it so."""
+    """Or with any other launcher that started it this way."""
     environment = {"TORCHELASTIC_RUN_ID": "test", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
     for name, value in {**environment, "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)

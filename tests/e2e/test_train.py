@@ -1,4 +1,4 @@
-"""The training example: a short run from end to end, and what its check is made of."""
+"""The training example: a short end-to-end run, and the parts of its check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_ranks_have_parts_of_one_batch() -> None:
     batches = Batches(bytes(range(200)), SMALL)
     parts = [batches.of_step(5, rank) for rank in range(2)]
     assert parts[0].shape == (2, 9) and torch.equal(torch.cat(parts), batches.of_step(5))
-    assert (parts[1].diff(dim=1) == 1).all(), "bytes in the text's order"
+    assert (parts[1].diff(dim=1) == 1).all(), "bytes must be in text order"
     assert not torch.equal(batches.of_step(6), batches.of_step(5))
     with pytest.raises(ValueError, match="text of 9 bytes"):
         Batches(bytes(9), SMALL)

@@ -60,13 +60,13 @@ def test_a_stream_runs_one_kernel_at_a_time(native: ModuleType, schedule: int) -
     native.launch("wait", word=word.data_ptr(), value=1, deadline=deadline, result=result.data_ptr())
     native.launch("signal", word=word.data_ptr(), value=1)
     native.synchronize()
-    assert result[0] == 2, "the signal was queued behind the wait for it"
+    assert result[0] == 2, "the signal was queued after the wait for it"
     assert result[1] >= deadline
 
 
 def test_streams_and_ranks_run_side_by_side(native: ModuleType, schedule: int) -> None:
     word, results = words(), words(8)
-    for i in range(4):  # every kernel waits for the next one's signal
+    for i in range(4):  # each kernel waits for the signal of the next
         native.launch("wait", rank=i % 2, stream=i, word=word.data_ptr(), value=1, result=results[2 * i :].data_ptr())
     native.launch("signal", stream=9, word=word.data_ptr(), value=1)
     for i in range(4):
@@ -93,7 +93,7 @@ def test_a_host_wait_ends_at_its_deadline(native: ModuleType) -> None:
 
 
 def test_host_threads_drive_by_turns(native: ModuleType) -> None:
-    """The first thread to wait drives; when it leaves, one of the others must take over."""
+    """The first thread that waits drives the executor; when it leaves, one of the others must take over."""
     word = words()
     arrived: list[int] = []
 
@@ -134,7 +134,7 @@ def test_agents_serve_until_they_are_removed(native: ModuleType, schedule: int) 
         native.launch("add", word=word.data_ptr())
         assert native.wait_word(word[1:].data_ptr(), i * native.WARP_SIZE)
     native.remove_agent(agent)
-    native.remove_agent(agent)  # a second time does nothing
+    native.remove_agent(agent)  # a second removal does nothing
     native.launch("add", word=word.data_ptr())
     native.synchronize()
     assert word[1] == 5 * native.WARP_SIZE
@@ -150,12 +150,12 @@ def test_an_agent_that_is_removed_finishes_its_work(native: ModuleType, schedule
 
 
 def test_ctrl_c_comes_when_an_agent_has_been_removed(native: ModuleType) -> None:
-    """Not before: destructors remove agents, and nothing may be thrown there."""
+    """Not earlier: destructors remove agents and must not throw."""
     word = words()
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         agent = native.add_echo(0, word.data_ptr())
-        time.sleep(0.3)  # long enough that a wait would begin with a look at signals
+        time.sleep(0.3)  # long enough for a wait to begin with a check for signals
         with pytest.raises(KeyboardInterrupt):
             native.remove_agent(agent, signal.SIGALRM)
     finally:
@@ -170,7 +170,7 @@ def test_an_agent_that_throws_is_an_error(native: ModuleType) -> None:
 
 
 def test_a_deadlock_at_barriers_needs_no_world(native: ModuleType, schedule: int) -> None:
-    """No thread of another process can come to a block's barrier, so waiting for other processes makes no sense."""
+    """No thread of another process can arrive at a block's barrier, so waiting for other processes is pointless."""
     native.launch("half_barrier", warps=2)
     dropped = words()
     native.launch("add", word=dropped.data_ptr())
@@ -179,7 +179,7 @@ def test_a_deadlock_at_barriers_needs_no_world(native: ModuleType, schedule: int
     assert "rank 0, half_barrier, block 0, warp 0" in str(error.value)
     assert "kernels.h:" in str(error.value)
     assert "launches queued behind these: 1" in str(error.value)
-    # All was dropped; what comes next runs.
+    # Everything was dropped; later launches run.
     assert dropped[0] == 0
     count = words()
     native.launch("add", word=count.data_ptr())

@@ -1,6 +1,6 @@
-"""The builds find what they are for: small kernels with one bug each, and the same kernels without.
+"""Each build finds its kind of bug: small kernels with one bug each, and the same kernels without it.
 
-The programs are in tests/native/planted; each bug has a name there. ThreadSanitizer's reports end a program with 66.
+The programs are in tests/native/planted, where each bug has a name. A ThreadSanitizer report makes the exit code 66.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from builds import BUILD
 from native_programs import NATIVE, build_aarch64, build_planted, build_portable, run
 
 WRONG_VALUE, BROKEN_RULE, DEADLOCK, RACE = 3, 4, 5, 66
-SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0: first come, first served
+SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0 is first come, first served
 
 # At least one race per kind of agent: CUDA threads of two ranks, two warps, one warp; a copy engine; a host thread.
 RACES = [
@@ -30,8 +30,8 @@ RACES = [
     ("copy engine", "source reused"),
     ("host", "relaxed flag"),
 ]
-# Those that also make values wrong (or stop the run) under some schedule. Orders of memory do not: values on one
-# processor are right whatever the order; and where a warp has one lane its lanes have no races.
+# Races that also make values wrong, or stop the run, under some schedule. Wrong memory orders do not: on one processor
+# the values are right regardless of the order. If a warp has a single lane, its lanes cannot race.
 VISIBLE = [
     ("ring", "missing barrier"),
     ("ring", "shuffle for barrier"),
@@ -45,7 +45,7 @@ RULES = [
     ("barrier count too large", "is more than the block's"),
     *(
         []
-        if BUILD == "fast"  # where a warp has one lane, lanes break no rules
+        if BUILD == "fast"  # with one lane per warp, lanes break no rules
         else [
             ("mixed collectives", "lanes of one warp meet in __(any_sync and __syncwarp|syncwarp and __any_sync)"),
             ("exited lane", "a thread exits while lanes of its warp wait for it|names a lane that has exited"),
@@ -59,7 +59,7 @@ RULES = [
 
 
 def line_of(program: str, marker: str) -> str:
-    """The place that a message must name: where the source says `// line: marker`."""
+    """Return the source position that a message must name: the line with `// line: marker`."""
     lines = (NATIVE / "planted" / program).read_text().splitlines()
     (number,) = (i for i, line in enumerate(lines, 1) if line.endswith(f"// line: {marker}"))
     return f"planted/{program}:{number}"
@@ -80,7 +80,7 @@ if BUILD == "tsan":
         report = next((result.stderr for result in results if result.returncode == RACE), "")
         assert "WARNING: ThreadSanitizer: data race" in report
         file = scenario.replace(" ", "_") + ".h"
-        assert re.search(rf"planted/{file}:\d+", report), "the report names the kernel's line"
+        assert re.search(rf"planted/{file}:\d+", report), "the report must name the line of the kernel"
 
 else:
 
@@ -94,7 +94,7 @@ else:
 def test_planted_misuse_is_an_error(bug: str, message: str) -> None:
     for seed in SEEDS:
         result = run(build_planted(), "misuse", bug, str(seed))
-        # The two warps of "barrier counts" may both find the barrier empty when the first has passed it alone.
+        # In "barrier counts", both warps may find the barrier empty after the first one has passed it alone.
         allowed = (BROKEN_RULE, DEADLOCK) if bug == "barrier counts" else (BROKEN_RULE,)
         assert result.returncode in allowed, f"seed {seed}\n{result.stderr}"
         if result.returncode == BROKEN_RULE:
@@ -136,7 +136,8 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("build", [build_portable, build_aarch64], ids=["without_assembly", "aarch64"])
 def test_planted_bugs_show_on_other_processors(tmp_path: Path, build: Callable[[Path], list[str]]) -> None:
-    """On those that the executor has no context switch for, and by emulation on one it has; with warps of 4 lanes."""
+    """On processors for which the executor has no context switch, and by emulation on one for which it has; with warps
+    of 4 lanes."""
     program = build(tmp_path)
     for scenario in ("ring", "block", "copy engine", "host", "misuse"):
         result = run(*program, scenario, "none", "1")

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: schedules replay, deadlocks are told, time is virtual, failures reach every rank."""
+"""Ranks as threads of one process: schedules replay, deadlocks are reported, time is virtual, failures reach all."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def selftest() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def native(selftest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The executor of the self-test module in place of the library's."""
+    """Use the executor of the self-test module in place of that of the library."""
     monkeypatch.setattr(threads, "C", selftest)
     monkeypatch.delenv("DEEP_EP_SEED", raising=False)
     return selftest
 
 
 def exchange(group: Any, native: ModuleType, words: torch.Tensor, rounds: int = 3) -> list[int]:
-    """Kernels of all ranks that wait for each other, with host waits and collectives between them."""
+    """Run kernels of all ranks that wait for each other, with host waits and collectives between them."""
     rank, size = group.rank(), group.size()
     totals = []
     for round_ in range(1, rounds + 1):
@@ -65,14 +65,14 @@ def test_a_seed_replays(native: ModuleType) -> None:
 
 
 def test_seeds_differ(native: ModuleType) -> None:
-    """Also seeds that lie the generator's own step apart, whose streams would be one, shifted."""
+    """Also seeds that differ by the step of the generator, whose sequences could be shifted copies of each other."""
     seeds = [*range(100), *(0x9E3779B97F4A7C15 * step % 2**64 for step in range(1, 20))]
     hashes = {run_exchange(native, seed).event_hash for seed in seeds}
     assert len(hashes) == len(seeds)
 
 
 def test_a_seed_replays_in_a_fresh_order_of_worlds(native: ModuleType) -> None:
-    """What ran before leaves warm stacks and used streams behind, but no trace in the schedule."""
+    """Earlier runs leave warm stacks and used streams behind, but must not influence the schedule."""
     hashes = [run_exchange(native, 7).event_hash]
     run_exchange(native, 3, ranks=5)
     with pytest.raises(DeadlockError):
@@ -99,7 +99,7 @@ def test_one_thread_runs_at_a_time_in_any_order() -> None:
             for _ in range(3):
                 assert not inside
                 inside.append(group.rank())
-                time.sleep(0)  # gives up the GIL, which must not matter
+                time.sleep(0)  # releases the GIL, which must not matter
                 log.append(group.rank())
                 inside.remove(group.rank())
                 group.barrier()
@@ -133,8 +133,8 @@ def test_collectives_of_the_group() -> None:
     def body(group: Any) -> None:
         assert group.size() == 4
         gathered = group.all_gather_object(things[group.rank()])
-        assert all(a is b for a, b in zip(gathered, things)), "objects go by reference, sorted by rank"
-        gathered.clear()  # every rank has a list of its own
+        assert all(a is b for a, b in zip(gathered, things)), "objects must be passed by reference, in rank order"
+        gathered.clear()  # each rank has its own list
         assert group.broadcast_object(things[group.rank()], 2) is things[2]
         group.barrier()
 
@@ -191,7 +191,7 @@ def test_a_deadlock_is_raised_on_every_rank(native: ModuleType, seed: int) -> No
             in text
         )
     assert f"replay with seed={seed}" in error.value.__notes__
-    assert run_exchange(native, seed) == [[6, 9, 12]] * 3, "the next world works"
+    assert run_exchange(native, seed) == [[6, 9, 12]] * 3, "the next world must work"
 
 
 def test_a_deadlock_of_collectives_is_told() -> None:
@@ -295,7 +295,7 @@ def test_agents_in_a_world_go_with_it(native: ModuleType) -> None:
 
 
 def test_a_rank_falls_behind_now_and_then(native: ModuleType) -> None:
-    """Some schedules let one rank's kernel end before another rank's thread has launched its own."""
+    """Some schedules let the kernel of one rank end before the thread of another rank has launched its own."""
 
     def body(group: Any, order: list[tuple[str, int]], words: torch.Tensor) -> None:
         order.append(("launched", group.rank()))
@@ -312,7 +312,7 @@ def test_a_rank_falls_behind_now_and_then(native: ModuleType) -> None:
     assert 3 <= behind <= 28
 
 
-@pytest.mark.once  # of the host's threads alone; a sanitizer delays signals too much
+@pytest.mark.once  # concerns only host threads; a sanitizer delays signals too much
 def test_ctrl_c_ends_a_world(native: ModuleType) -> None:
     words = torch.zeros(2, dtype=torch.int64)
 
@@ -332,14 +332,14 @@ def test_ctrl_c_ends_a_world(native: ModuleType) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert run_exchange(native, 1) == [[6, 9, 12]] * 3, "the next world works"
+    assert run_exchange(native, 1) == [[6, 9, 12]] * 3, "the next world must work"
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.once  # of the host's threads alone; a sanitizer delays signals too much
-@pytest.mark.once  # of the host's threads alone; a sanitizer delays signals too much
+@pytest.mark.once  # concerns only host threads; a sanitizer delays signals too much
+@pytest.mark.once  # concerns only host threads; a sanitizer delays signals too much
 def test_ctrl_c_ends_a_world_that_has_not_begun(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some threads wait for the others in vain; one comes when the next world is open already."""
+    """Some threads wait for others that never come; one arrives when the next world is already open."""
     start = threading.Thread.start
     late: list[threading.Thread] = []
 
@@ -365,7 +365,7 @@ def test_ctrl_c_ends_a_world_that_has_not_begun(native: ModuleType, monkeypatch:
 
 
 def test_ranks_on_a_cpu_do_not_launch_together() -> None:
-    with pytest.raises(ValueError, match="one_launch=True: expected device='cuda' with it, not 'cpu'"):
+    with pytest.raises(ValueError, match="one_launch=True: expected device='cuda', not 'cpu'"):
         run_ranks(2, lambda group: None, one_launch=True)
 
 
@@ -389,4 +389,4 @@ def test_threads_that_are_not_ranks_may_not_wait(native: ModuleType) -> None:
         thread.join()
 
     run_ranks(1, body)
-    assert "not a rank" in str(errors[0])
+    assert "belongs to no rank" in str(errors[0])

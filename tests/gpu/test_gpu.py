@@ -1,4 +1,4 @@
-"""What only a GPU can show. All ranks share one, each on a stream of its own, unless a test says otherwise."""
+"""Behavior that only a GPU can show. All ranks share one GPU, each on its own stream, unless a test says otherwise."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ pytestmark = [
     pytest.mark.once,
     pytest.mark.skipif(
         not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU, and a torch that knows of it",
+        reason="needs a GPU and a torch that can use it",
     ),
 ]
 
-provide_hardware_queues()  # tests make tensors on the GPU before they run ranks
+provide_hardware_queues()  # tests create tensors on the GPU before they run ranks
 
 WATCHED = ("one_rank_alone", "two_ranks", "uniform", "topk_8_of_8_ranks", "rounds_of_few_rows", "rounds_without_arena")
 WIDE = Case("wide", ranks=8, tokens=64, hidden=7168, topk=8, experts=64, num_nvl_bytes=64 << 20)
 
 
 def arguments_of(trial: Trial, rank: int, **options: Any) -> dict[str, Any]:
-    """A dispatch's arguments, on the GPU."""
+    """Return the arguments of a dispatch, on the GPU."""
     given = dispatch_arguments(trial.work, rank)
     return {name: value.to("cuda") for name, value in given.items()} | options
 
@@ -63,7 +63,7 @@ def test_case(case: Case) -> None:
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_case_in_one_launch(name: str) -> None:
-    """What tools that watch kernels are given."""
+    """The way in which tools that observe kernels run them."""
     case = BY_NAME[name]
     run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda", one_launch=True)
 
@@ -136,7 +136,7 @@ def test_outputs_of_a_known_size() -> None:
 
 @pytest.mark.parametrize("on_comm_stream", [False, True])
 def test_async_calls(on_comm_stream: bool) -> None:
-    """With events between calls, and inputs that are made on the GPU just before."""
+    """With events between calls, and inputs that are produced on the GPU just before."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -166,7 +166,8 @@ def test_async_calls(on_comm_stream: bool) -> None:
 
 
 def test_what_callers_of_deep_ep_look_into() -> None:
-    """Times by events and by the profiler, which sees a whole process: of one rank. Its handle, its Buffer's memory."""
+    """Times of one rank from events and from the profiler, which sees a whole process; its handle and the memory of
+    its Buffer."""
     trial = Trial.of(BY_NAME["one_rank_alone"])
 
     def on_each_rank(group: Any) -> None:
@@ -198,7 +199,7 @@ def test_what_callers_of_deep_ep_look_into() -> None:
 
 
 def test_a_recorded_stream_keeps_an_output() -> None:
-    """An output that another stream still reads is dropped; the next dispatch must not write there before."""
+    """An output is dropped while another stream still reads it; the next dispatch must not overwrite it early."""
     trials = [Trial.of(BY_NAME["uniform"], seed) for seed in (1, 2)]
 
     def on_each_rank(group: Any) -> None:
@@ -222,8 +223,8 @@ def test_a_recorded_stream_keeps_an_output() -> None:
 
 
 def test_an_arena_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An output that finds no room makes it larger, while kernels of other ranks run that wait for this one's. The
-    dispatch after it goes straight into the new memory.
+    """An output that does not fit enlarges the arena while kernels of other ranks wait for those of this rank. The next
+    dispatch goes straight into the new memory.
     """
     monkeypatch.setattr(CudaDevice, "first_arena_bytes", 0)
     trials = [Trial.of(WIDE, seed) for seed in (1, 2)]
@@ -266,7 +267,7 @@ def capture(buffer: deep_ep.Buffer, trials: list[Trial]) -> Captured:
     graph = torch.cuda.CUDAGraph()
 
     def captured() -> Any:
-        # Ranks are threads: what one captures must not forbid the others their work.
+        # Ranks are threads: the capture of one must not block the work of the others.
         return torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local")
 
     return Captured(buffer, trials, captured, graph.replay, "cuda")
@@ -274,7 +275,7 @@ def capture(buffer: deep_ep.Buffer, trials: list[Trial]) -> Captured:
 
 @pytest.mark.parametrize("fabric", ["peer", "proxy"])
 def test_graphs(fabric: str) -> None:
-    """Graphs of two batch sizes, replayed between eager calls in any order, each time with other routings."""
+    """Graphs of two batch sizes are replayed between eager calls in any order, each time with other routings."""
     kinds = [[Trial.of(BY_NAME[name], seed) for seed in (1, 2, 3)] for name in ("uneven_tokens", "uniform")]
 
     def on_each_rank(group: Any) -> None:
@@ -295,7 +296,7 @@ def test_graphs(fabric: str) -> None:
 
 
 def test_a_failure_is_raised_by_the_next_call() -> None:
-    """The context survives it: another Buffer works at once."""
+    """The context survives the failure: another Buffer works at once."""
     trial = Trial.of(BY_NAME["two_ranks"])
 
     def on_each_rank(group: Any) -> None:
@@ -315,7 +316,7 @@ def test_a_failure_is_raised_by_the_next_call() -> None:
 
 
 def test_processes_that_share_a_gpu(workers: Path) -> None:
-    """Their kernels take turns: slow, and right."""
+    """Their kernels take turns: slow but correct."""
     done = torchrun(workers / "round_trip.py", 2, "--device=cuda:0")
     assert done.returncode == 0, done.stdout + done.stderr
 

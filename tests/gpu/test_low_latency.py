@@ -1,5 +1,5 @@
-"""What only a GPU can show of low-latency mode. All ranks share one, each on a stream of its own, unless a test says
-otherwise.
+"""Behavior of low-latency mode that only a GPU can show. All ranks share one GPU, each on its own stream, unless a test
+says otherwise.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ pytestmark = [
     pytest.mark.once,
     pytest.mark.skipif(
         not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU, and a torch that knows of it",
+        reason="needs a GPU and a torch that can use it",
     ),
 ]
 
-provide_hardware_queues()  # tests make tensors on the GPU before they run ranks
+provide_hardware_queues()  # tests create tensors on the GPU before they run ranks
 
 LAPS = 5
-# For tests of what is the same with any size: they share its kernels.
+# For tests whose subject does not depend on the size: they share its kernels.
 SIZES = Sizes("shared", 4, (9, 40, 0, 12), 40, 128, 4, 8)
 SLOW_CYCLES = 50_000_000
-"""Of a stream that is kept busy: longer than a small call takes."""
+"""How long a stream is kept busy: longer than a small call takes."""
 LATE_RANK, LATE_SECONDS = 1, 0.5
 
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    """Have torch load what tests launch: a rank that is alone has no other's kernels to wait for meanwhile."""
+    """Have torch load the kernels of the tests: with one rank, no kernel of another rank can be waiting meanwhile."""
 
     def alone(group: Any, works: Works) -> None:
         torch.cuda._sleep(1)
@@ -57,7 +57,7 @@ def test_case(case: Sizes) -> None:
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_case_in_one_launch(name: str) -> None:
-    """What tools that watch kernels are given."""
+    """The way in which tools that observe kernels run them."""
     case = BY_NAME[name]
     run_ranks(case.ranks, on_each_rank, Works.of(case), device="cuda", one_launch=True)
 
@@ -65,14 +65,14 @@ def test_case_in_one_launch(name: str) -> None:
 @pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_case_between_nodes(ranks_per_node: int, fabric: str) -> None:
-    """Rows and results go through threads of the host: software NICs, or proxies."""
+    """Rows and results go through host threads: software NICs or proxies."""
     case = BY_NAME["low_latency_several_units"]
     run_ranks(case.ranks, on_each_rank, Works.of(case), fabric, ranks_per_node=ranks_per_node, device="cuda")
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_random_routings(ranks: int) -> None:
-    """Experts that a token names twice, and choices that are -1, in other places every time."""
+    """Experts that a token names twice and choices of -1, in other places every time."""
     sizes = Sizes("random", ranks, tuple(5 + 7 * rank for rank in range(ranks)), 60, 256, 4, 4 * ranks)
     works = [Work.of(sizes, seed, skipped=0.3, twice=0.3) for seed in range(LAPS)]
 
@@ -85,12 +85,12 @@ def test_random_routings(ranks: int) -> None:
 
 
 def test_the_sending_half_waits_for_no_peer() -> None:
-    """A rank's has ended before another rank has begun."""
+    """The sending half of one rank ends before another rank has begun."""
     work = Work.of(SIZES)
 
     def on_each(group: Any) -> None:
         with warm_buffer(group, SIZES) as buffer:
-            round_trip(buffer, work)  # a half waits until the region's last use is over everywhere
+            round_trip(buffer, work)  # a half waits until the last use of its region has ended on all ranks
             round_trip(buffer, work)
             for first in range(SIZES.ranks):
                 group.barrier()
@@ -107,7 +107,7 @@ def test_the_sending_half_waits_for_no_peer() -> None:
 
 
 def test_a_matmul_between_the_halves() -> None:
-    """Two micro-batches take turns: while the rows or results of one are on their way, the caller computes."""
+    """Two micro-batches take turns: while the rows or results of one are in flight, the caller computes."""
     both = [Work.of(SIZES, seed) for seed in (1, 2)]
 
     def on_each(group: Any) -> None:
@@ -133,14 +133,14 @@ def test_a_matmul_between_the_halves() -> None:
 
 
 def test_a_hook_that_is_called_where_another_stream_is_current() -> None:
-    """What it receives is there for the stream of the call, however busy that other stream is."""
+    """The received data is ready for the stream of the call, no matter how busy the other stream is."""
     both = [Work.of(SIZES, seed) for seed in (1, 2)]
 
     def on_each(group: Any) -> None:
         other = torch.cuda.Stream()
         with warm_buffer(group, SIZES) as buffer:
             for lap in range(2 * LAPS):
-                work = both[lap % 2]  # what is left of the lap before is wrong in this one
+                work = both[lap % 2]  # leftovers of the previous lap would be wrong in this one
 
                 def call(hook: Any) -> None:
                     with torch.cuda.stream(other):
@@ -159,7 +159,7 @@ def test_a_hook_that_is_called_where_another_stream_is_current() -> None:
 
 
 def test_async_calls() -> None:
-    """With events behind calls, and inputs that are made on the GPU just before."""
+    """With events after calls, and inputs that are produced on the GPU just before."""
     works = [Work.of(SIZES, seed) for seed in (1, 2)]
 
     def on_each(group: Any) -> None:
@@ -211,7 +211,7 @@ def capture(buffer: deep_ep.Buffer, work: Work, cast: Cast, hooks: bool) -> Capt
     graph = torch.cuda.CUDAGraph()
 
     def captured() -> Any:
-        # Ranks are threads: what one captures must not forbid the others their work.
+        # Ranks are threads: the capture of one must not block the work of the others.
         return torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local")
 
     return CapturedPair(buffer, work, cast, hooks, captured, graph.replay)
@@ -219,7 +219,7 @@ def capture(buffer: deep_ep.Buffer, work: Work, cast: Cast, hooks: bool) -> Capt
 
 @pytest.mark.parametrize(("cast", "fabric"), [("bf16", "peer"), ("fp8", "peer"), ("fp8", "proxy")])
 def test_graphs(cast: str, fabric: str) -> None:
-    """Graphs of pairs, at once and in halves, replayed between eager calls in any order, each time with other
+    """Graphs of pairs, complete and in halves, are replayed between eager calls in any order, each time with other
     routings.
     """
     works = [Work.of(SIZES, seed, twice=0.2) for seed in (1, 2, 3)]
@@ -240,7 +240,7 @@ def test_graphs(cast: str, fabric: str) -> None:
 
 @pytest.mark.parametrize("hooks", [False, True])
 def test_a_graph_keeps_the_handle_that_it_combines_by(hooks: bool) -> None:
-    """One that a dispatch outside of the capture has made."""
+    """A handle from a dispatch outside of the capture."""
     work = Work.of(SIZES)
 
     def on_each(group: Any) -> None:
@@ -270,7 +270,7 @@ def test_a_graph_keeps_the_handle_that_it_combines_by(hooks: bool) -> None:
 
 @pytest.mark.parametrize("hooks", [False, True])
 def test_a_failure_is_raised_by_the_next_call(hooks: bool) -> None:
-    """The context survives it: another Buffer works at once."""
+    """The context survives the failure: another Buffer works at once."""
     work = Work.of(SIZES)
 
     def on_each(group: Any) -> None:
@@ -290,7 +290,7 @@ def test_a_failure_is_raised_by_the_next_call(hooks: bool) -> None:
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:local"])
 def test_processes(workers: Path, device: str) -> None:
-    """That share a GPU, where their kernels take turns: slow, and right; and with a GPU each."""
+    """Processes that share a GPU, where their kernels take turns, slow but correct; and with a GPU each."""
     gpus = torch.cuda.device_count()
     if device == "cuda:local" and gpus < 2:
         pytest.skip("needs 2 GPUs")

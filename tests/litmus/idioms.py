@@ -1,4 +1,5 @@
-"""The idioms by which csrc/ orders memory between threads, GPUs, hosts and NICs, by the names in its comments."""
+"""The idioms by which csrc/ orders memory between threads, GPUs, hosts and NICs, under the names used in its
+comments."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ GPU0, GPU1, NIC, NIC2, HOST = "gpu 0", "gpu 1", "nic", "another queue pair", "ho
 
 
 def _message(release: str = "release", acquire: str = "acquire", scope: str = SYS, reader: str = GPU1) -> Program:
-    """A payload, then a signal that says that it is there."""
+    """A payload, then a signal that it is there."""
     return Program(
         (
             thread(GPU0, 0, store("data", 1), add("before", "signal", 1, release, scope)),
@@ -30,7 +31,7 @@ def _joined(lanes_meet: bool = True, readers_meet: bool = True) -> Program:
 
 
 def _slot(reader_meets: bool = True, writer_meets: bool = True, release: str = "release") -> Program:
-    """A slot is read, given back, and written again, by other lanes than those that tell each other."""
+    """A slot is read, given back, and written again, by other lanes than those that signal each other."""
     return Program(
         (
             thread(GPU1, 0, load("data", "slot"), *([barrier(1)] if reader_meets else [])),
@@ -56,7 +57,7 @@ def _count(order: str = "acq_rel", second: str | None = None) -> Program:
 def _publish(
     turn: str = "acquire", publish: str = "release", record: str = "release", record_scope: str = SYS
 ) -> Program:
-    """Two threads fill blocks in turn; the second one rings, the NIC reads the first one's block."""
+    """Two threads fill WQEBBs in turn; the second one rings, the NIC reads the first one's WQEBB."""
     return Program(
         (
             thread(GPU0, 0, store("block", 1), store("filled", 1, publish, GPU)),
@@ -81,7 +82,7 @@ def _record(order: str = "release", scope: str = SYS) -> Program:
 
 
 def _completion(read: str = "acquire", remembered: str = "acq_rel", seen: str = "acquire") -> Program:
-    """The NIC has read a block and says so; one thread notes it, another writes the block again."""
+    """The NIC has read a WQEBB and reports it; one thread notes it, another writes the WQEBB again."""
     return Program(
         (
             thread(NIC, 0, load("block", "block", "relaxed", SYS), store("tail", 1, "release", SYS)),
@@ -98,7 +99,7 @@ def _completion(read: str = "acquire", remembered: str = "acq_rel", seen: str = 
 
 
 def _command(upper: str = "release", looked: str = "acquire", lower_last: bool = False) -> Program:
-    """A command in two halves, with what it is about, for the host that looks for its upper half."""
+    """A command in two halves, with its payload, for the host that polls its upper half."""
     halves = [store("low", 1, "relaxed", SYS), store("high", 1, upper, SYS)]
     return Program(
         (
@@ -117,7 +118,7 @@ def _one_queue_pair(same: bool = True) -> Program:
 
 
 def _lock(take: str = "acquire", let_go: str = "release") -> Program:
-    """What is written under the lock is seen by its next holder."""
+    """Data written under the lock is seen by its next holder."""
     return Program(
         (
             thread(GPU0, 0, store("rung", 1), store("free", 1, let_go, GPU)),
@@ -129,7 +130,7 @@ def _lock(take: str = "acquire", let_go: str = "release") -> Program:
 def _last_look(
     look: str = "release", tell: str = "acquire", stored: bool = False, readers_meet: bool = True, scope: str = SYS
 ) -> Program:
-    """A producer that gives up tells the owner, then its rows are written over; the owner has read them, and looks."""
+    """A producer that gives up tells the owner, then its rows are overwritten; the owner has read them, and checks."""
     told = store("abort", 1, "release", scope) if stored else add("told", "abort", 1, tell, scope)
     return Program(
         (
@@ -155,7 +156,7 @@ LITMUS = (
     ),
     Litmus(
         "bar_then_release",
-        "all lanes' stores, behind a barrier and one lane's signal; read by all lanes behind another",
+        "all lanes' stores, before a barrier and one lane's signal; read by all lanes after another barrier",
         _joined(),
         lambda o: o["signal"] == 1 and o["data"] == 0,
         {
@@ -176,7 +177,7 @@ LITMUS = (
     ),
     Litmus(
         "count_by_atomics",
-        "the last block to come sees what the others have stored",
+        "the last block to arrive sees the stores of the others",
         _count(),
         lambda o: o["last"] == 1 and o["a"] == 0,
         {"a relaxed count": _count("relaxed"), "the last one relaxed": _count(second="relaxed")},
@@ -202,7 +203,7 @@ LITMUS = (
     ),
     Litmus(
         "nic_completion",
-        "a block that the NIC has read, for the thread that writes it next",
+        "a WQEBB that the NIC has read, for the thread that writes it next",
         _completion(),
         lambda o: o["block"] == 2 and o["completed"] == 1 and o["tail"] == 1,
         {
@@ -213,7 +214,7 @@ LITMUS = (
     ),
     Litmus(
         "proxy_command",
-        "a command of two words, and the payload it is about, for the proxy's host thread",
+        "a command of two words, and its payload, for the proxy's host thread",
         _command(),
         lambda o: o["high"] == 1 and (o["low"] == 0 or o["data"] == 0),
         {
@@ -231,7 +232,7 @@ LITMUS = (
     ),
     Litmus(
         "last_look",
-        "rows that an owner has read, for the producer that gives up and lets its user write over them",
+        "rows that an owner has read, for the producer that gives up and lets its user overwrite them",
         _last_look(),
         lambda o: o["row"] == 2 and o["look"] == 0,
         {
@@ -244,7 +245,7 @@ LITMUS = (
     ),
     Litmus(
         "ring_lock",
-        "what is rung for, between threads that ring",
+        "requests that are rung for, between threads that ring",
         _lock(),
         lambda o: o["free"] == 1 and o["rung"] == 0,
         {"taken without acquire": _lock(take="relaxed"), "let go without release": _lock(let_go="relaxed")},

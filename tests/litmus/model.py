@@ -1,8 +1,9 @@
 """The axioms of the PTX ISA's chapter "Memory Consistency Model", evaluated over every execution of a small program.
 
-What is left out is what the idioms do not use: fences, proxies, vectors, volatile accesses. A thread's device is for
+Parts that the idioms do not use are left out: fences, proxies, vectors, volatile accesses. A thread's device stands for
 the set of threads that GPU scope includes; hosts and NICs are threads with system scope on devices of their own. That a
-NIC keeps the order of a queue pair is no axiom of PTX: there it is a thread whose atomic releases what it has stored.
+NIC keeps the order of a queue pair is not an axiom of PTX: here a NIC is a thread whose atomic releases its earlier
+stores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Event:
-    """What an instruction does: a read, a write, or a barrier. An atomic is a read and a write."""
+    """An effect of an instruction: a read, a write, or a barrier. An atomic is a read and a write."""
 
     kind: str  # R, W, B
     thread: int  # -1: the initial value
@@ -28,7 +29,7 @@ class Event:
     value: int | str = 0
     register: str = ""
     barrier: int = 0
-    atomic: int = 0  # number of the atomic that it is a part of, from 1
+    atomic: int = 0  # number of the atomic that it belongs to, from 1
 
 
 def _events(program: Program) -> list[Event]:
@@ -76,7 +77,7 @@ class Executions:
         The program.
     program_order_is_causal
         Versions of the text differ in whether program order alone is part of causality. With it fewer executions are
-        allowed: what must never happen is looked for without, what a part is needed for with it.
+        allowed: forbidden outcomes are searched for without it, the need for a part with it.
     """
 
     def __init__(self, program: Program, program_order_is_causal: bool = False) -> None:
@@ -120,7 +121,7 @@ class Executions:
         return self._covers(one.thread, other.thread, one.scope) and self._covers(other.thread, one.thread, other.scope)
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Registers at the end, of each execution that is allowed."""
+        """Yield the final registers of each allowed execution."""
         reads = [i for i, event in enumerate(self._events) if event.kind == "R"]
         writes = [i for i, event in enumerate(self._events) if event.kind == "W"]
         sources = [[w for w in writes if (w, r) in self._overlap and not self._same_atomic(w, r)] for r in reads]
@@ -185,12 +186,12 @@ class Executions:
             base |= self._program_order
         return base | {(a, c) for a, b in observation for d, c in base if b == d}
 
-    # Some synchronization lies on the way from a to b; program order alone is none.
+    # Whether some synchronization is on the path from a to b; program order alone does not count.
     def _crosses(self, a: int, b: int, synchronizes: set[Pair]) -> bool:
         return bool(synchronizes) and self._events[a].thread != self._events[b].thread or (a, b) in synchronizes
 
     def _coherence_orders(self, writes: list[int], causality: set[Pair]) -> Iterator[set[Pair]]:
-        """Orders of the writes to each place: total where they are morally strong or in causality, else any."""
+        """Yield the orders of writes to each place: total where morally strong or in causality, otherwise arbitrary."""
         initial = {(a, b) for a in writes for b in writes if (a, b) in self._overlap and self._events[a].thread < 0}
         pairs = [
             (a, b)
@@ -215,7 +216,7 @@ class Executions:
         if any((a, b) in overlap and (a, b) not in coherence for a, b in causality if {a, b} <= set(writes)):
             return False
         from_read = {(r, w) for r, source in reads_from.items() for w in writes if (source, w) in coherence}
-        # Atomicity: nothing morally strong between an atomic's read and its write.
+        # Atomicity: no morally strong write between an atomic's read and its write.
         for r, w in from_read:
             for mine in writes:
                 if self._same_atomic(r, mine) and (w, mine) in coherence and (w, mine) in self._strong:
@@ -225,7 +226,7 @@ class Executions:
         ordered = {pair for pair in self._program_order if pair in overlap}
         if _cyclic({pair for pair in communication if pair in self._strong} | ordered, self._size):
             return False
-        # Causality: a read sees no write behind it, and nothing older than a write before it.
+        # Causality: a read sees no later write, and nothing older than an earlier write.
         for r, source in reads_from.items():
             if (r, source) in causality:
                 return False

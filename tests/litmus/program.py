@@ -1,4 +1,4 @@
-"""Small straight-line programs of a few threads, and what must never come of them."""
+"""Small straight-line programs of a few threads, and the outcomes that they must never have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CTA, GPU, SYS = "cta", "gpu", "sys"
 
 @dataclass(frozen=True)
 class Instruction:
-    """One operation. `order`: weak, relaxed, acquire, release or acq_rel; `scope`: of a strong one."""
+    """One operation. `order`: weak, relaxed, acquire, release or acq_rel; `scope`: for a strong one."""
 
     kind: str  # load, store, add, barrier
     place: str = ""
@@ -23,7 +23,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread's instructions, and where it runs: the host and each NIC are devices of their own."""
+    """A thread's instructions, and where it runs: the host and each NIC are separate devices."""
 
     device: str
     block: int
@@ -32,7 +32,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Program:
-    """Threads that start together, all memory being zero but for `initial`."""
+    """Threads that start together, with all memory zero except for `initial`."""
 
     threads: tuple[Thread, ...]
     initial: dict[str, int] = field(default_factory=dict)
@@ -44,20 +44,20 @@ Outcome = dict[str, int]
 
 @dataclass(frozen=True)
 class Litmus:
-    """An idiom of the code, and variants of it that each lack something.
+    """An idiom of the code, and variants of it that each lack a part.
 
     Parameters
     ----------
     name
-        As comments in csrc/ cite it.
+        As cited in csrc/ comments.
     what
-        What it passes, between which threads.
+        What it communicates, between which threads.
     program
         The idiom.
     never
         The outcome that it must rule out.
     broken
-        By what is wrong with it: variants, each of which allows that outcome.
+        Variants by their defect, each of which allows that outcome.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Litmus:
 
 
 def thread(device: str, block: int, *instructions: Instruction) -> Thread:
-    """Make one."""
+    """Make a thread."""
     return Thread(device, block, instructions)
 
 
@@ -78,12 +78,12 @@ def load(register: str, place: str, order: str = "weak", scope: str = "") -> Ins
 
 
 def store(place: str, value: int | str, order: str = "weak", scope: str = "") -> Instruction:
-    """Store a number, or what a register holds."""
+    """Store a number, or the value of a register."""
     return Instruction("store", place, value, "", order, scope)
 
 
 def add(register: str, place: str, value: int, order: str, scope: str) -> Instruction:
-    """Add atomically; the register gets the value before."""
+    """Add atomically; the register receives the previous value."""
     return Instruction("add", place, value, register, order, scope)
 
 

@@ -1,4 +1,4 @@
-"""The chain of dependent steps of a low-latency call, counted: docs/latency.md says what it consists of."""
+"""The number of dependent steps of a low-latency call; docs/latency.md describes them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ptx import Program, paths_to_first_barrier, ptx_of
 pytestmark = pytest.mark.once
 
 ENTRY, SENT, TAIL = 1, 1, 1
-ROUTINGS, RESULTS = 1, 1  # a round of routings, at the worst one for each source; all results
-PUT = 1  # of each, where ranks are not mapped
+ROUTINGS, RESULTS = 1, 1  # a round of routings, in the worst case one per source; all results
+PUT = 1  # for each of them, if ranks are not mapped
 
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 
@@ -26,7 +26,7 @@ Calls = Callable[[deep_ep.Buffer, Work], Any]
 
 
 def barriers_of(ranks: int, fabric: str, calls: Calls, before: Calls | None = None, **options: Any) -> float:
-    """Return how many barriers a block opens in `calls`: what a world has more that makes them twice."""
+    """Return the number of barriers of a block in `calls`: the difference of a world that makes them twice."""
     sizes = Sizes("small", ranks, (8,) * ranks, 8, 128, 2, 2 * ranks)
     work = Work.of(sizes)
 
@@ -43,14 +43,14 @@ def barriers_of(ranks: int, fabric: str, calls: Calls, before: Calls | None = No
 
 
 def test_barriers_of_a_dispatch() -> None:
-    """One joins what a block has looked at, one what it has stored, one the routings, one what it has placed."""
+    """One joins what a block has checked, one what it has stored, one the routings, one what it has placed."""
     alone = barriers_of(1, "peer", dispatch)
     assert alone == ENTRY + SENT + ROUTINGS + TAIL
     assert ENTRY + SENT + ROUTINGS + TAIL <= barriers_of(4, "peer", dispatch) <= ENTRY + SENT + 4 * ROUTINGS + TAIL
 
 
 def test_barriers_of_a_dispatch_in_two_halves() -> None:
-    """A receiving half that is launched alone enters, too."""
+    """A receiving half that is launched by itself also has an entry barrier."""
 
     def halves(buffer: deep_ep.Buffer, work: Work) -> None:
         dispatch(buffer, work, return_recv_hook=True)[4]()
@@ -71,7 +71,7 @@ def test_barriers_of_a_combine(ranks: int, hooks: bool) -> None:
 
 
 def test_barriers_for_puts() -> None:
-    """Where ranks are not mapped a block has one more for each put: it joins the rows."""
+    """If ranks are not mapped, a block has one more barrier per put, which joins the rows."""
 
     def repeated(buffer: deep_ep.Buffer, work: Work, results: Any) -> None:
         combine(buffer, work, results[2])
@@ -90,8 +90,8 @@ def require_compiler() -> None:
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("kernel", ["low_latency_dispatch", "low_latency_combine"])
 def test_loads_before_the_first_barrier(kernel: str, architecture: str) -> None:
-    """Two, one behind the other: of the Context, and of all that a block looks at by what it says. Each thread has one
-    word with an acquire at most, unless a block is so small that one thread has two roles.
+    """Two dependent loads: that of the Context, and those of everything that a block checks, at the addresses in it.
+    Each thread loads at most one word with an acquire, unless the block is so small that one thread has two roles.
     """
     require_compiler()
     program = Program.of(ptx_of(kernel, SHAPE, architecture))
@@ -102,9 +102,9 @@ def test_loads_before_the_first_barrier(kernel: str, architecture: str) -> None:
 
 
 def test_no_thread_copies_the_arguments() -> None:
-    """A called function that gets a reference to them must not cost each thread a copy in front of the first step."""
+    """Passing them to a function by reference must not cost each thread a copy before the first step."""
     require_compiler()
     entry = ptx_of("low_latency_dispatch", SHAPE, "sm_90a")
     arguments = re.search(r"_param_0\[(\d+)\]", entry)
     own = re.search(r"\.local .*__local_depot\d+\[(\d+)\]", entry)
-    assert arguments and (not own or int(own[1]) < int(arguments[1])), "what is a thread's own has no room for them"
+    assert arguments and (not own or int(own[1]) < int(arguments[1])), "local memory must have no room for them"

@@ -1,4 +1,4 @@
-"""Low-latency calls that fail: on every rank, with the cause, and the Buffer works again after it has recovered."""
+"""Low-latency calls that fail do so on every rank, with the cause, and the Buffer works again after a recovery."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ MIXED = ("peer", "proxy", "ibgda", "mixed")
 TIMEOUT, LATE = 30.0, 1
 
 
-@pytest.mark.skipif(
-    BUILD == "tsan", reason="messages of calls that do not match overwrite each other: races on purpose"
-)
+@pytest.mark.skipif(BUILD == "tsan", reason="messages of mismatched calls overwrite each other: intended races")
 @pytest.mark.parametrize("fabric", MIXED)
-@pytest.mark.overwrites  # sizes differ, and so do the places of what is sent
+@pytest.mark.overwrites  # sizes differ, and with them the places of messages
 def test_calls_that_do_not_match(fabric: str) -> None:
-    """Rank 1 names other sizes, and then makes another call."""
+    """Rank 1 passes other sizes, and later makes another call."""
     other = replace(WORK, sizes=replace(SIZES, max_tokens=41))
 
     def on_each_rank(group: Any) -> None:
@@ -35,7 +33,7 @@ def test_calls_that_do_not_match(fabric: str) -> None:
                 round_trip(buffer, other if buffer.rank == 1 else WORK)
             buffer.recover()
             handle = round_trip(buffer, WORK)
-            barrier(group)  # a mismatch also ends what a slower rank has not finished
+            barrier(group)  # a mismatch also ends calls that a slower rank has not finished
             with pytest.raises(deep_ep.DeepEPError, match="not match"):
                 if buffer.rank == 1:
                     combine(buffer, WORK, handle)
@@ -50,7 +48,7 @@ def test_calls_that_do_not_match(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", MIXED)
 def test_a_rank_that_does_not_come(fabric: str) -> None:
-    """The others give up and name it; open calls end with the failure, their hooks raise."""
+    """The others give up and name it; open calls end with the failure, and their hooks raise."""
 
     def on_each_rank(group: Any) -> None:
         with make_buffer(group, SIZES, fabric, timeout=TIMEOUT) as buffer:
@@ -89,7 +87,7 @@ def test_a_rank_that_raises_between_the_halves(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", ["peer", "ibgda", "mixed"])
 def test_going_on_without_a_rank(fabric: str) -> None:
-    """Its experts are chosen by none, and its tokens are none."""
+    """Its experts are not chosen, and it has no tokens."""
     gone = 1
     without = WORK.without(gone)
 
@@ -104,7 +102,7 @@ def test_going_on_without_a_rank(fabric: str) -> None:
         group.barrier()
         buffer.recover([gone])
         for hooks in (False, True):
-            # Choices of experts that are gone are still named: nothing goes there.
+            # Experts of lost ranks are still among the choices: nothing is sent there.
             named = replace(without, topk_idx=[ids[: len(x)] for ids, x in zip(WORK.topk_idx, without.x, strict=True)])
             results = dispatch(buffer, named, return_recv_hook=hooks)
             if hooks:
@@ -120,11 +118,11 @@ def test_going_on_without_a_rank(fabric: str) -> None:
 
 
 def test_views_after_a_combine_that_failed() -> None:
-    """The event of an asynchronous one tells of the failure; the view serves the next generation."""
+    """The event of an asynchronous combine reports the failure; the view is usable in the next generation."""
 
     def on_each_rank(group: Any) -> None:
         with make_buffer(group, SIZES, "peer") as buffer:
-            for _ in range(2):  # all views there are
+            for _ in range(2):  # all existing views
                 handle = dispatch(buffer, WORK)[2]
                 view = buffer.get_next_low_latency_combine_buffer(handle)
                 view.copy_(WORK.results[buffer.rank])

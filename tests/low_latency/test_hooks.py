@@ -1,4 +1,4 @@
-"""Calls in halves: several open at once, hooks in any order, dropped ones, what is refused; modes and shapes mixed."""
+"""Calls in halves: several open at once, hooks in any order, dropped hooks, refused calls; mixed modes and shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def works(*seeds: int) -> list[Work]:
 
 @pytest.mark.parametrize("fabric", MIXED)
 def test_two_layers_in_turns(fabric: str) -> None:
-    """As two micro-batches do: both dispatches on their way, hooks in another order."""
+    """Like two micro-batches: both dispatches are in flight, and hooks are called in another order."""
     both = works(1, 2)
 
     def on_each_rank(group: Any) -> None:
@@ -45,7 +45,7 @@ def test_two_layers_in_turns(fabric: str) -> None:
 
 
 def test_a_region_is_needed_again() -> None:
-    """Operation n is refused while n - regions is open, even alone."""
+    """Operation n is refused while operation n - regions is open, even if it is the only open one."""
     (work,) = works(1)
 
     def on_each_rank(group: Any) -> None:
@@ -74,7 +74,7 @@ def test_a_dropped_hook_runs_before_the_next_call(fabric: str) -> None:
                 low_latency_round_trip(buffer, work)
                 check_dispatch(work, buffer.rank, BF16, (packed, counts, handle))
             assert not buffer._engine.dropped
-            for _ in range(3):  # a call of the other mode is one, too
+            for _ in range(3):  # a call of the other mode counts too
                 dispatch(buffer, work, return_recv_hook=True)
                 gc.collect()
                 round_trip(buffer, buffer.rank, NORMAL, 1)
@@ -82,7 +82,7 @@ def test_a_dropped_hook_runs_before_the_next_call(fabric: str) -> None:
             gc.collect()
 
     gc.collect()
-    gc.freeze()  # what is there is not looked at again, which would take most of the time
+    gc.freeze()  # excludes existing objects from collections, which would take most of the time
     try:
         under_schedules(SIZES.ranks, on_each_rank)
     finally:
@@ -96,10 +96,10 @@ def test_hooks_that_cannot_be_called() -> None:
         with make_buffer(group, SIZES, "peer") as buffer:
             hook = dispatch(buffer, work, return_recv_hook=True)[4]
             hook()
-            with pytest.raises(deep_ep.DeepEPError, match="low-latency dispatch: its hook has been called before"):
+            with pytest.raises(deep_ep.DeepEPError, match="low-latency dispatch: its hook has already been called"):
                 hook()
             hook = dispatch(buffer, work, return_recv_hook=True)[4]
-            barrier(group)  # one that recovers ends what others are in
+            barrier(group)  # a recovery ends the calls that other ranks are in
             buffer.recover()
             with pytest.raises(deep_ep.DeepEPError, match="begun before the Buffer recovered"):
                 hook()
@@ -135,7 +135,7 @@ def test_modes_and_shapes_share_a_buffer(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", MIXED)
 def test_handles_are_used_again(fabric: str) -> None:
-    """Also as tuples rebuilt of their elements, and with fewer choices than in the dispatch."""
+    """Also as tuples rebuilt from their elements, and with fewer choices than in the dispatch."""
     (work,) = works(3)
     rest = [torch.where(torch.arange(SIZES.topk) == 1, -1, ids) for ids in work.topk_idx]
     fewer = Work(SIZES, work.x, rest, work.weights, work.packed, work.results, work.combined)
@@ -187,7 +187,7 @@ def test_results_are_read_where_experts_have_written_them(fabric: str) -> None:
                 for work, view, (combined, _, hook) in zip(both, views, ended, strict=True):
                     if hooks:
                         hook()
-                    view.fill_(torch.nan)  # it is the caller's again
+                    view.fill_(torch.nan)  # the view belongs to the caller again
                     check_combine(work, buffer.rank, combined)
 
     under_schedules(SIZES.ranks, on_each_rank)
@@ -229,7 +229,7 @@ def test_a_view_that_ranks_cannot_share_is_copied(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_dropped_hook_of_published_results_breaks_the_buffer() -> None:
-    """In what order it would run is the collector's affair, and other ranks wait in the order of theirs."""
+    """The garbage collector would determine when it runs, while other ranks wait in the order of their own hooks."""
     (work,) = works(6)
 
     def on_each_rank(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""Results that travel as LogFMT against the oracle, bit by bit, over every fabric; what is refused."""
+"""Results that travel as LogFMT, against the oracle, bit by bit, over every fabric; refused arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_each_rank(group: Any, works: tuple[Work, ...], fabric: str) -> None:
                 x = work.results[buffer.rank].clone()
                 hooks = blocks % 2 == 0
                 combined, _, hook = combine(buffer, work, results[2], x, use_logfmt=True, return_recv_hook=hooks)
-                x.fill_(torch.nan)  # it is the caller's again
+                x.fill_(torch.nan)  # the view belongs to the caller again
                 if hook is not None:
                     hook()
                 check_combine(work, buffer.rank, combined)
@@ -47,7 +47,7 @@ def on_each_rank(group: Any, works: tuple[Work, ...], fabric: str) -> None:
 @pytest.mark.parametrize("fabric", MIXED)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case(case: Sizes, fabric: str) -> None:
-    """Messages with groups that stay bfloat16, and ones without, which are shorter."""
+    """Messages with groups that stay bfloat16, and messages without, which are shorter."""
     work = Work.of(case, seed=3)
     works = (logfmt.spread(work), logfmt.small(work))
     for seed in schedules(max(1, SCHEDULES // 4)):
@@ -56,7 +56,7 @@ def test_case(case: Sizes, fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", MIXED)
 def test_handles_are_used_again(fabric: str) -> None:
-    """With and without, in halves that overlap, into `out`, from memory that others see."""
+    """With and without LogFMT, in overlapping halves, into `out`, from memory that other ranks see."""
     plain = Work.of(SIZES, seed=4)
     spread = logfmt.spread(plain)
     as_they_are = replace(plain, results=spread.results, combined=exact(spread))
@@ -88,7 +88,7 @@ def exact(work: Work) -> list[torch.Tensor]:
 
 @pytest.mark.once
 def test_sums_are_near() -> None:
-    """Of normally distributed results, by the measure of DeepEP's test, which allows 9e-4."""
+    """The error for normally distributed results, by the measure of DeepEP's test, which allows 9e-4."""
     sizes = Sizes("near", 2, (32, 32), 32, 1024, 4, 8)
     work = logfmt.small(Work.of(sizes, seed=5))
     wanted = exact(work)
@@ -101,18 +101,16 @@ def test_sums_are_near() -> None:
     run_ranks(2, on_each_rank, seed=1)
 
 
-@pytest.mark.skipif(
-    BUILD == "tsan", reason="messages of calls that do not match overwrite each other: races on purpose"
-)
+@pytest.mark.skipif(BUILD == "tsan", reason="messages of mismatched calls overwrite each other: intended races")
 @pytest.mark.parametrize("fabric", MIXED)
-@pytest.mark.overwrites  # sizes differ, and so do the places of what is sent
+@pytest.mark.overwrites  # sizes differ, and with them the places of messages
 def test_ranks_that_do_not_agree(fabric: str) -> None:
     work = logfmt.spread(Work.of(SIZES, seed=6))
 
     def on_each_rank(group: Any) -> None:
         with make_buffer(group, SIZES, fabric) as buffer:
             handle = dispatch(buffer, work)[2]
-            barrier(group)  # a mismatch also ends what a slower rank has not finished
+            barrier(group)  # a mismatch also ends calls that a slower rank has not finished
             with pytest.raises(deep_ep.DeepEPError, match="not match"):
                 combine(buffer, work, handle, use_logfmt=buffer.rank != 1)
                 dispatch(buffer, work)
@@ -146,7 +144,7 @@ def test_what_is_refused() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("fabric", ["peer", "ibgda"])
 def test_a_buffer_without_room_for_the_words(fabric: str) -> None:
-    """One of just the size for results as they are still serves for these; the hint suffices for both."""
+    """A Buffer sized for unconverted results still works for those; the size hint suffices for both."""
     sizes = Sizes("exact", 2, (16, 16), 16, 512, 4, 4)
     work = logfmt.spread(Work.of(sizes, seed=7))
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, 512, 2, 4, num_topk=4)
@@ -169,7 +167,7 @@ def test_a_buffer_without_room_for_the_words(fabric: str) -> None:
 
 @pytest.mark.once
 def test_bytes_between_nodes() -> None:
-    """A message whose groups are all cast is without their rests."""
+    """A message whose groups are all cast lacks the space for uncast ones."""
     sizes = Sizes("bytes", 2, (32, 32), 32, 1024, 4, 8)
     work = Work.of(sizes, seed=8)
     sent: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""`enable_shrink`: ranks that do not answer are masked, and the others go on with what is theirs."""
+"""`enable_shrink`: ranks that do not answer are masked, and the others continue with their own data."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from deep_ep_py.testing import run_ranks, sleep
 from harness import RETRIES_EXCEEDED, barrier, under_schedules
 from low_latency import BF16, CASTS, Sizes, Work, check_dispatch, combine, dispatch, make_buffer, round_trip
 
-pytestmark = pytest.mark.overwrites  # `quiet` does not wait for what is on its way to a masked rank
+pytestmark = pytest.mark.overwrites  # `quiet` does not wait for puts in flight to a masked rank
 
 SIZES = Sizes("masks", 4, (9, 40, 3, 33), 40, 128, 4, 8)
 WORK = Work.of(SIZES)
 MIXED = ("peer", "proxy", "ibgda", "mixed")
 TIMEOUT, GONE = 30.0, 2
-# It finds that out when it looks last, and what it has read does not count.
-racing = pytest.mark.skipif(
-    BUILD == "tsan", reason="a rank that works is masked, and reads rows that others write over"
-)
+# The masked rank finds out at its last look, and discards what it has read.
+racing = pytest.mark.skipif(BUILD == "tsan", reason="a working rank is masked and reads rows that others overwrite")
 PLAIN_NIC = deep_ep.NicOptions(blocks=64, max_bytes=4096, mtu=256)
 
 
@@ -44,7 +42,7 @@ def make_with_one_masked(group: Any) -> deep_ep.Buffer:
 
 
 def go_on(buffer: deep_ep.Buffer, *gone: int, rounds: int = 3) -> None:
-    """Choices of experts that are gone are still named: nothing goes there, and nothing comes."""
+    """Continue without some ranks. Their experts are still among the choices, but no rows go there or come back."""
     rest, rank = WORK.without(*gone), buffer.rank
     named = replace(rest, topk_idx=[ids[: len(x)] for ids, x in zip(WORK.topk_idx, rest.x, strict=True)])
     for turn in range(rounds):
@@ -80,7 +78,7 @@ def test_nothing_changes_where_all_answer(fabric: str) -> None:
 @pytest.mark.parametrize("fabric", MIXED)
 @pytest.mark.parametrize("where", ["dispatch", "combine", "hook", "clean"])
 def test_a_rank_that_does_not_come(fabric: str, where: str) -> None:
-    """It sleeps for long, and finds then that it is masked."""
+    """It sleeps for a long time and then finds that it is masked."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make(group, fabric)
@@ -104,7 +102,7 @@ def test_a_rank_that_does_not_come(fabric: str, where: str) -> None:
         elif begun is None:
             go_on(buffer, GONE, rounds=1)
         elif where == "hook":
-            begun[4]()  # the sleeping rank has sent for this one
+            begun[4]()  # the sleeping rank has already sent its part of this one
             check_dispatch(WORK, buffer.rank, BF16, begun)
             go_on(buffer, GONE, rounds=1)
         else:
@@ -124,8 +122,8 @@ def silent(rank: int, peer: int, after: int, syndrome: int = 0) -> deep_ep.NicOp
 
 @pytest.mark.parametrize("late", [0.7, 0.95])
 def test_a_rank_that_waits_for_the_lost_one_is_not_masked(late: float) -> None:
-    """Rank 2's requests to rank 0 are lost without an error. Rank 0 begins to wait for them late, and the others, which
-    have all they need, wait for rank 0 before that: its clock runs out last, and yet it is rank 2 that is masked.
+    """Requests from rank 2 to rank 0 are lost without an error. Rank 0 begins to wait for them late, when the others,
+    which have all they need, already wait for rank 0. Its timeout expires last, and yet rank 2 is the one masked.
     """
     nic = silent(GONE, 0, after=0)
 
@@ -156,7 +154,7 @@ def test_a_rank_that_waits_for_the_lost_one_is_not_masked(late: float) -> None:
 
 @pytest.mark.parametrize("after", [2, 3])
 def test_rows_that_do_not_come_are_zeros(after: int) -> None:
-    """Rank 2's routing reaches rank 0 and its rows do not, or not what tells of them: their number stays."""
+    """The routing of rank 2 reaches rank 0, but its rows or their signals do not: the number of rows is unchanged."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make(group, "ibgda", nic=silent(GONE, 0, after))
@@ -192,7 +190,7 @@ def test_rows_that_do_not_come_are_zeros(after: int) -> None:
 
 @pytest.mark.parametrize("pair", [(GONE, 1), (1, GONE)])
 def test_a_queue_pair_that_fails_masks_its_peer(pair: tuple[int, int]) -> None:
-    """One of the two goes; the others go on."""
+    """One rank of the pair is masked; the others continue."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make(group, "ibgda", nic=silent(*pair, after=9, syndrome=RETRIES_EXCEEDED))
@@ -233,7 +231,7 @@ def test_a_rank_that_leaves_is_masked_at_once(fabric: str) -> None:
 @racing
 @pytest.mark.parametrize("fabric", MIXED)
 def test_a_caller_masks_a_rank(fabric: str) -> None:
-    """In the middle of calls of all."""
+    """While all ranks are in calls."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make(group, fabric, timeout=3600.0)
@@ -259,7 +257,7 @@ def test_a_caller_masks_a_rank(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", MIXED)
 def test_recovering_after_a_mask(fabric: str) -> None:
-    """Without the masked rank; in the new generation another one can be masked."""
+    """Recover without the masked rank; in the new generation another rank can be masked."""
     second = 0
 
     def on_each_rank(group: Any) -> None:
@@ -271,7 +269,7 @@ def test_recovering_after_a_mask(fabric: str) -> None:
             barrier(group)
             return
         go_on(buffer, GONE)
-        barrier(group)  # one that recovers ends what others are in
+        barrier(group)  # a recovery ends the calls that other ranks are in
         buffer.recover([GONE])
         assert status(buffer) == [GONE]
         with pytest.raises(ValueError, match="since the Buffer recovered"):
@@ -289,7 +287,7 @@ def test_recovering_after_a_mask(fabric: str) -> None:
 
 @racing
 def test_a_masked_rank_breaks_no_other() -> None:
-    """It aborts, raises and tries to recover: the others hear nothing of it."""
+    """It aborts, raises and tries to recover: the others are unaffected."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_with_one_masked(group)
@@ -301,7 +299,7 @@ def test_a_masked_rank_breaks_no_other() -> None:
                 buffer.recover(timeout=TIMEOUT)
         if buffer.rank != GONE:
             go_on(buffer, GONE, rounds=3)
-            with pytest.raises(ValueError, match=rf"clean_mask_buffer: ranks \[{GONE}\] are masked, .*recover"):
+            with pytest.raises(ValueError, match=rf"clean_mask_buffer: ranks \[{GONE}\] are masked: .*recover"):
                 buffer.low_latency_clean_mask_buffer()
             go_on(buffer, GONE, rounds=3)
         barrier(group)
@@ -347,8 +345,8 @@ def test_refusals() -> None:
         with make_buffer(group, replace(SIZES, ranks=2), "peer", enable_shrink=True) as buffer:
             for arguments, error, text in (
                 ((2, True), ValueError, "rank_to_mask=2: expected 0 to 1"),
-                ((buffer.rank, True), ValueError, "expected another rank"),
-                ((1 - buffer.rank, False), ValueError, "mask=False: expected True, .*recover"),
+                ((buffer.rank, True), ValueError, "expected a rank other than"),
+                ((1 - buffer.rank, False), ValueError, "mask=False: expected True: .*recover"),
                 ((1 - buffer.rank, 2), TypeError, "mask=2: expected .*bool"),
             ):
                 with pytest.raises(error, match=text):
@@ -366,7 +364,7 @@ def test_refusals() -> None:
 
 @pytest.mark.parametrize("syndrome", [0, RETRIES_EXCEEDED])
 def test_a_rank_that_is_cut_off_masks_no_other(syndrome: int) -> None:
-    """All that one rank sends is lost, with errors or without: whatever its number, it is the one that goes."""
+    """Everything that one rank sends is lost, with or without errors: whatever its number, that rank is masked."""
 
     def on_each_rank(group: Any, lost: int) -> Any:
         buffer = make(group, "ibgda", nic=silent(lost, -1, after=9, syndrome=syndrome))
@@ -389,8 +387,8 @@ def test_a_rank_that_is_cut_off_masks_no_other(syndrome: int) -> None:
 
 @pytest.mark.parametrize("late", [0.01, 0.3])
 def test_a_rank_that_waits_for_its_region_is_not_masked(late: float) -> None:
-    """Rank 2's `free` does not reach rank 0, and rank 2 sends nothing more. Rank 0 enters the call after that a little
-    later than ranks 1 and 3, which wait for it: both say so, and yet it is rank 2 that is masked.
+    """The `free` of rank 2 does not reach rank 0, and rank 2 sends nothing more. Rank 0 enters the next call slightly
+    later than ranks 1 and 3, which wait for it and report so, and yet rank 2 is the one that is masked.
     """
 
     def on_each_rank(group: Any) -> None:
@@ -412,7 +410,7 @@ def test_a_rank_that_waits_for_its_region_is_not_masked(late: float) -> None:
 
 
 def test_an_island() -> None:
-    """One rank reaches none of the others, which are away for long: its waits end, and it goes on alone."""
+    """One rank reaches none of the others, which are absent for long: its waits end, and it continues alone."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make(group, "ibgda", nic=silent(3, -1, after=4, syndrome=RETRIES_EXCEEDED))
@@ -475,7 +473,7 @@ def test_masks_are_told_in_every_generation() -> None:
 @racing
 @pytest.mark.parametrize("fabric", ["weak", "ibgda", "mixed"])
 def test_a_mask_in_the_middle_of_a_send(fabric: str) -> None:
-    """Threads of a block may see it at different times: what they do together must not hang on it."""
+    """Threads of a block may see the mask at different times: their joint steps must not depend on it."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make(group, fabric)

@@ -1,4 +1,4 @@
-"""How many messages low-latency calls take, as the NICs count them: they grow with peers alone."""
+"""The number of messages of low-latency calls, as counted by the NICs: it only grows with the number of peers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from low_latency import Sizes, Work, combine, dispatch, make_buffer
 pytestmark = pytest.mark.once
 
 MAX_PUTS, MAX_DOORBELLS = 4, 2
-FREE = 1  # a signal to each peer, which belongs to no phase
+FREE = 1  # a signal to each peer that belongs to no phase
 PHASES = ("dispatch", "combine")
 
 
 @pytest.mark.parametrize("ranks", [8, 32, 64])
 def test_puts_and_doorbells_of_a_full_batch(ranks: int) -> None:
-    """128 tokens, top-8: to each peer its routing and its rows, then its results."""
+    """128 tokens, top-8: each peer gets its routing and rows, and later its results."""
     sizes = Sizes("full", ranks, (128,) * ranks, 128, 16, 8, 4 * ranks)
     work = Work.of(sizes, results=False)
 

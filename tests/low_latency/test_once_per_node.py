@@ -1,4 +1,4 @@
-"""Low-latency rows that go once to each node, and results that come back as one sum from each: against the oracle, bit
+"""Low-latency rows that go once to each node, and results that come back as one sum per node, against the oracle, bit
 by bit, over networks that delay and reorder."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NETWORKS = tuple(fabric for fabric in FABRICS if fabric != "peer")
 
 @dataclass(frozen=True)
 class Nodes:
-    """A case: sizes, and ranks of a node."""
+    """A case: sizes, and ranks per node."""
 
     sizes: Sizes
     per_node: int
@@ -115,7 +115,7 @@ def test_cast_rows(cast: str, fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", ["peer", "mixed"])
 def test_weights_on_other_ways(fabric: str) -> None:
-    """Where all ranks are mapped, or some pairs, and no rows are forwarded."""
+    """On paths where all ranks or some pairs are mapped and no rows are forwarded."""
     work = Work.of(Sizes("three", 3, (40, 9, 33), 40, 64, 5, 6), twice=0.3)
 
     def wanted(rank: int) -> torch.Tensor:
@@ -143,7 +143,7 @@ def test_weights_on_other_ways(fabric: str) -> None:
 
 @each_network
 def test_hooks_in_another_order_on_each_rank(fabric: str) -> None:
-    """As many calls open as there are regions; what is forwarded waits for no hook."""
+    """As many calls are open as there are regions; forwarding waits for no hook."""
     work = Work.of(CASES[1].sizes)
 
     def on_each_rank(group: Any) -> None:
@@ -168,7 +168,7 @@ def test_hooks_in_another_order_on_each_rank(fabric: str) -> None:
 
 @each_network
 def test_a_call_that_is_begun_waits_for_no_peer(fabric: str) -> None:
-    """A rank's call with a hook returns before another rank has begun its own; that one's rows are forwarded then."""
+    """A call with a hook returns before another rank has begun its call, whose rows are forwarded afterwards."""
     work = Work.of(CASES[1].sizes)
 
     def on_each_rank(group: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_process_forwards_while_it_waits_elsewhere(workers: Path) -> None:
 
 @pytest.mark.once
 def test_sums_are_within_two_roundings() -> None:
-    """A part of each other node and the sum are rounded, to 8 bits; what fp32 adds to that is less than a hundredth."""
+    """The partial sum of each other node and the total are rounded to 8 bits; fp32 adds less than a hundredth."""
     case = CASES[4]
     work = Work.of(case.sizes)
 
@@ -224,8 +224,8 @@ def test_sums_are_within_two_roundings() -> None:
 
 
 def rows_sent(case: Nodes, once: bool, weighted: bool) -> list[tuple[list[int], list[int]]]:
-    """By rank: the rows that go to each peer in a dispatch and in a combine. With longer rows there is as much more on
-    the wire as so many rows are longer; all else depends on their number alone.
+    """Return by rank the number of rows that go to each peer in a dispatch and in a combine. It follows from the growth
+    of the traffic with longer rows; all other traffic only depends on the number of rows.
     """
 
     narrow = Work.of(case.sizes)
@@ -260,7 +260,8 @@ def rows_sent(case: Nodes, once: bool, weighted: bool) -> list[tuple[list[int], 
 
 
 def destinations(case: Nodes, of_one: int) -> list[list[int]]:
-    """By source and destination, each `of_one` ranks in a row: its tokens that go there, each counted once."""
+    """Return by source and destination, each a group of `of_one` consecutive ranks, the tokens that go there, each
+    counted once."""
     experts, there = case.sizes.local * of_one, []
     for ids in Work.of(case.sizes).topk_idx:
         to = [{expert // experts for expert in row if expert >= 0} for row in ids.tolist()]
@@ -271,7 +272,8 @@ def destinations(case: Nodes, of_one: int) -> list[list[int]]:
 @pytest.mark.once
 @each_case
 def test_a_row_crosses_once_for_each_node(case: Nodes) -> None:
-    """To the forwarder there, which sends a sum back; without, a row for each rank and a result for each choice."""
+    """It goes to the forwarder there, which sends a sum back; otherwise, a row goes to each rank and a result comes for
+    each choice."""
     per_node, ranks = case.per_node, case.sizes.ranks
     to_node, to_rank = destinations(case, per_node), destinations(case, 1)
     packed = Work.of(case.sizes).packed
@@ -293,7 +295,7 @@ def test_a_row_crosses_once_for_each_node(case: Nodes) -> None:
 
 
 def crosses_once(buffer: deep_ep.Buffer, sizes: Sizes, hooks: bool = False) -> bool:
-    """Tell whether a dispatch's rows go once to each node, by the forwarder's place among all peers."""
+    """Return whether the rows of a dispatch go once to each node, that is, to no peer but the forwarders."""
     before = [peer["bytes"] for peer in buffer.network_counters()]
     work = Work.of(sizes, skipped=0)
     results = dispatch(buffer, work, return_recv_hook=hooks)
@@ -314,7 +316,7 @@ def crosses_once(buffer: deep_ep.Buffer, sizes: Sizes, hooks: bool = False) -> b
 
 @pytest.mark.once
 def test_where_it_pays() -> None:
-    """By default: with many tokens, and not with a hook unless blocks may be held for it."""
+    """The default: with many tokens, and not with a hook unless blocks may be held for it."""
     few, many = Sizes("few", 4, (1,) * 4, 1, 4096, 4, 4), Sizes("many", 4, (64,) * 4, 64, 4096, 4, 4)
     link = deep_ep.Link(bandwidth=50e9, hop=2e-6)
 
@@ -338,7 +340,7 @@ def test_where_it_pays() -> None:
 
 @pytest.mark.once
 def test_what_handles_keep() -> None:
-    """Without weights its size is worked out in Python, too: as C++ does."""
+    """Without weights, Python computes the size too; it must agree with C++."""
     for sizes in (LibrarySizes(70, 128, 4, 8), LibrarySizes(9, 128, 8, 32, 4)):
         for tokens in (0, 1, 9):
             native = C.low_latency.places_words(sizes.native(), ranks=8, tokens=tokens)
@@ -347,7 +349,7 @@ def test_what_handles_keep() -> None:
 
 @pytest.mark.once
 def test_what_the_wire_saves() -> None:
-    """16 ranks in 2 nodes, 128 tokens of 7168 elements, top-8: against experts that are drawn."""
+    """16 ranks in 2 nodes, 128 tokens of 7168 elements, top-8, compared with randomly drawn experts."""
     sizes = LibrarySizes(128, 7168, 8, 256)
     topology = Topology(0, 16, ("peer", "ibgda"), 8, link=deep_ep.Link(bandwidth=50e9))
     random = torch.Generator().manual_seed(1)
@@ -415,7 +417,8 @@ def test_bad_arguments() -> None:
 @pytest.mark.parametrize("late", [1, 2])
 @each_network
 def test_a_rank_that_does_not_come(fabric: str, late: int) -> None:
-    """Also one that forwards what another waits for: that one is named. The next calls fail; then all works again."""
+    """Also a rank that forwards what another one waits for: the absent rank is named. The next calls fail; after that,
+    all works again."""
     work, timeout = Work.of(CASES[1].sizes), 30.0
 
     def on_each_rank(group: Any) -> None:
@@ -458,7 +461,7 @@ def test_a_rank_that_does_not_combine(fabric: str, late: int) -> None:
 
 @each_network
 def test_going_on_without_a_rank(fabric: str) -> None:
-    """Rows then go to each rank, and sums come from each."""
+    """Rows then go to each rank, and a sum comes from each."""
     gone = 1
     work = Work.of(CASES[1].sizes)
     without = work.without(gone)
@@ -487,7 +490,7 @@ def test_going_on_without_a_rank(fabric: str) -> None:
                 hook()
             near = [peer for peer in range(4) if peer // 2 == rank // 2]
             assert torch.equal(combined, summed_by_node(without, rank, 1, together=near))
-        # A graph that was captured before still has the old layout.
+        # A graph captured earlier still uses the old layout.
         group.barrier()
         buffer._engine.mask = 0
         with pytest.raises(deep_ep.DeepEPError, match=f"from before (rank|it left out rank) {gone}"):

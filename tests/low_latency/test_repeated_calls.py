@@ -1,4 +1,4 @@
-"""What is kept from one call for the next of the same sizes: it hides no mistake, and keeps no Buffer alive."""
+"""State cached from one call for the next of the same sizes: it hides no mistake and keeps no Buffer alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from low_latency import CASTS, Sizes, Work, dispatch, make_buffer, round_trip
 pytestmark = pytest.mark.once
 
 ONE = Sizes("one", 1, (1,), 1, 128, 1, 1)
-"""Every number that a caller passes is 1, as True is and 1.0."""
+"""Every number that the caller passes is 1, which equals True and 1.0."""
 FARTHEST = torch.iinfo(torch.int64)
 
 
@@ -81,7 +81,7 @@ def test_a_buffer_still_goes_with_its_last_reference() -> None:
         gc.disable()
         try:
             del buffer
-            assert gone() is None, "something that is kept for later calls refers to itself"
+            assert gone() is None, "something cached for later calls refers to itself"
         finally:
             gc.enable()
 

@@ -1,8 +1,8 @@
-"""What vLLM and SGLang do in low-latency mode, call by call, on a Buffer that they find as `deep_ep.Buffer`.
+"""The low-latency calls of vLLM and SGLang, in their order, on a Buffer that they import as `deep_ep.Buffer`.
 
-An engine keeps one Buffer for all layers of a model and for all batches, holds hooks while another batch computes, and
-frees or reuses its tensors as soon as DeepEP lets it. A library that is right in each call alone may still deadlock,
-mix up batches or read what is not there any more; so here the sequences run as a whole, with every tensor checked.
+An engine keeps one Buffer for all layers of a model and all batches, holds hooks while another batch computes, and
+frees or reuses its tensors as soon as DeepEP allows. A library whose single calls are correct may still deadlock, mix
+up batches or read freed memory, so these tests run whole sequences and check every tensor.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from serving_vllm import VllmBuffers, VllmLayer, vllm_run
 
 RUNS = 1 if SANITIZED else 2
 LAYERS = 3
-# Ranks, and of those on a node. Between nodes there are requests to NICs, on a node loads and stores.
+# Ranks, and ranks per node. Between nodes there are requests to NICs, inside a node loads and stores.
 PLACES = [(4, 2)] if SANITIZED else [(2, 2), (4, 4), (4, 2)]
 TOKENS = {2: ((9, 4), (5, 12)), 4: ((9, 4, 1, 12), (5, 12, 0, 7))}
-"""Of each rank, in the first and in the second micro-batch."""
+"""The tokens of each rank, in the first and in the second micro-batch."""
 CASTS_OF_ENGINES = ("bf16", "fp8", "ue8m0")
 
 
@@ -53,7 +53,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]} ranks, {place[1]} a node")
 def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many, on nodes of so many."""
+    """Return the number of ranks, and set the number per node."""
     count, of_a_node = request.param
     monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", str(of_a_node))
     return count
@@ -64,11 +64,11 @@ def sizes_of(ranks: int, batch: int = 0, id_dtype: torch.dtype = torch.int64) ->
 
 
 def both_batches(ranks: int, id_dtype: torch.dtype = torch.int64) -> list[list[Work]]:
-    """Make what each layer has to do for either micro-batch; the second is padded."""
+    """Make the work of a layer for both micro-batches; the second is padded."""
     return [works_of(sizes_of(ranks, batch, id_dtype), LAYERS, 10 * batch + 1, padding=3 * batch) for batch in (0, 1)]
 
 
-# --- vLLM: a prepare and a finalize in each layer, micro-batches on two threads --------------------------------------
+# --- vLLM: prepare and finalize in each layer, micro-batches on two threads ------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def both_batches(ranks: int, id_dtype: torch.dtype = torch.int64) -> list[list[W
 )
 @pytest.mark.parametrize("cast", CASTS_OF_ENGINES)
 def test_vllm(cast: str, hooked: bool, in_place: bool, ranks: int) -> None:
-    """One batch. Finalize waits in the call, or after the shared experts, and writes to a tensor of the caller's: to
-    the very hidden states that were dispatched, if there are no shared experts.
+    """One batch. Finalize waits in the call or after the shared experts, and writes to a tensor of the caller: if there
+    are no shared experts, to the hidden states that were dispatched.
     """
     works = both_batches(ranks)[1:]
 
@@ -96,8 +96,8 @@ def test_vllm(cast: str, hooked: bool, in_place: bool, ranks: int) -> None:
 
 @pytest.mark.parametrize("cast", CASTS_OF_ENGINES)
 def test_vllm_two_micro_batches(cast: str, ranks: int) -> None:
-    """Two parts of a batch take turns: one receives for the other before it sends, and both handles are alive. Here on
-    one thread; `test_between_processes` has two.
+    """Two parts of a batch take turns: one receives for the other before it sends, and both handles are alive. This
+    runs on one thread; `test_between_processes` uses two.
     """
     works = both_batches(ranks)
 
@@ -105,14 +105,14 @@ def test_vllm_two_micro_batches(cast: str, ranks: int) -> None:
         buffer = VllmBuffers(group).get(sizes_of(ranks))
         for _ in range(2):
             vllm_run(buffer, works, CASTS[cast])
-        vllm_run(buffer, works[1:], CASTS[cast])  # a batch that is too small to be divided
+        vllm_run(buffer, works[1:], CASTS[cast])  # a batch that is too small to be split
         buffer.destroy()
 
     under_schedules(ranks, on_each_rank, count=RUNS)
 
 
 def test_vllm_applies_weights_to_tokens(ranks: int) -> None:
-    """Models with one expert a token may weight what is sent; the kernel then sums with weights of one."""
+    """Models with one expert per token may weight the rows that are sent; the kernel then sums with weights of one."""
     sizes = Sizes("weighted", ranks, TOKENS[ranks][0], 12, 512, 1, 2 * ranks)
     given = Work.of(sizes, results=False)
     weighted = [x * weights.to(x.dtype) for x, weights in zip(given.x, given.weights, strict=True)]
@@ -124,7 +124,7 @@ def test_vllm_applies_weights_to_tokens(ranks: int) -> None:
         layer, rank = VllmLayer(buffer, sizes, BF16), buffer.rank
         ids, weights = given.topk_idx[rank], given.weights[rank]
         for _ in range(LAYERS):
-            # A product that nothing but the call holds.
+            # Only the call holds a reference to this product.
             hook, receive = layer.prepare_async(0, given.x[rank] * weights.to(torch.bfloat16), ids)
             hook()
             check_dispatch(work, rank, BF16, (*receive(), layer.handles[0]))
@@ -139,8 +139,8 @@ def test_vllm_applies_weights_to_tokens(ranks: int) -> None:
 
 @pytest.mark.parametrize("fault_tolerance", [False, True])
 def test_vllm_cleans_before_it_tries_again(fault_tolerance: bool, ranks: int) -> None:
-    """After a fault of its own that has masked no rank: it fills with zeros what it takes to be the receive buffers,
-    cleans the masks, and goes on with the same Buffer. With fault tolerance it asks for the masks after each step.
+    """After a fault of its own that has masked no rank, vLLM zeroes what it takes to be the receive buffers, cleans the
+    masks, and continues with the same Buffer. With fault tolerance it queries the masks after each step.
     """
     works = both_batches(ranks)
 
@@ -169,8 +169,8 @@ def test_vllm_cleans_before_it_tries_again(fault_tolerance: bool, ranks: int) ->
 @pytest.mark.parametrize("hooks", [True, False], ids=["hook", "event"])
 @pytest.mark.parametrize("cast", CASTS_OF_ENGINES)
 def test_sglang(cast: str, hooks: bool, ranks: int) -> None:
-    """One batch, by hooks or by events. Its ids are int32 until they are given to the library, and what a stage was
-    given is freed before the next.
+    """One batch, with hooks or events. Its ids are int32 until they are passed to the library, and the inputs of a
+    stage are freed before the next.
     """
     works = both_batches(ranks, torch.int32)
 
@@ -186,9 +186,9 @@ def test_sglang(cast: str, hooks: bool, ranks: int) -> None:
 @pytest.mark.parametrize("order", ["decode", "prefill"])
 @pytest.mark.parametrize(("cast", "hooks"), [("bf16", True), ("ue8m0", True), ("fp8", False)])
 def test_sglang_two_batches(cast: str, hooks: bool, order: str, ranks: int) -> None:
-    """Two dispatchers on one Buffer. In the order of decoding the first is two stages ahead; in that of prefill both
-    dispatches, then both combines are on their way at once, and a layer's dispatch comes before the other's combine
-    has ended. Libraries that have one call in flight deadlock there.
+    """Two dispatchers on one Buffer. In decoding order the first is two stages ahead; in prefill order first both
+    dispatches and then both combines are in flight at once, and a layer's dispatch precedes the end of the other
+    batch's combine. Libraries that allow a single call in flight deadlock there.
     """
     works = both_batches(ranks)
     lead, forward = (DECODE_LEAD, sglang_decode) if order == "decode" else (0, sglang_prefill)
@@ -204,13 +204,13 @@ def test_sglang_two_batches(cast: str, hooks: bool, order: str, ranks: int) -> N
 
 @pytest.mark.parametrize("cast", ["bf16", "fp8"])
 def test_sglang_auto(cast: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that prefills and decodes: one Buffer, which is cleaned where decoding follows prefill. Two batches
-    overlap in both. With FP8 the Buffer is sized for rows of one byte an element, although results have two.
-    `set_num_sms` is for normal mode, and must not matter to the other.
+    """A server that prefills and decodes: one Buffer, which is cleaned when decoding follows prefill. Two batches
+    overlap in both. With FP8 the Buffer is sized for rows of one byte per element, although results have two.
+    `set_num_sms` applies to normal mode and must not affect the other.
     """
     from deep_ep import Buffer
 
-    for setting in ("num_sms", "_num_sms_is_set"):  # set below, of the class
+    for setting in ("num_sms", "_num_sms_is_set"):  # class attributes, set below
         monkeypatch.setattr(Buffer, setting, getattr(Buffer, setting))
     how, sizes, works = CASTS[cast], sizes_of(ranks), both_batches(ranks)
     nodes_of = int(os.environ["DEEP_EP_RANKS_PER_NODE"])
@@ -241,8 +241,8 @@ COMBINE_OF_FORKS = [
 
 
 def test_what_only_forks_of_deep_ep_take() -> None:
-    """Single-batch overlap and NVFP4 rows. A call that names them is refused before it sends, by the name: results
-    that were computed on as if the signals had been waited for would be wrong without a word.
+    """Single-batch overlap and NVFP4 rows. A call that passes such an argument is refused by name before it sends:
+    ignoring it would silently give wrong results, because the caller relies on signals that are never waited for.
     """
     (work,) = works_of(sizes_of(2), 1, 1)
 
@@ -276,7 +276,7 @@ def test_what_only_forks_of_deep_ep_take() -> None:
 @pytest.mark.slow
 @pytest.mark.once
 def test_between_processes(workers: Path) -> None:
-    """vLLM's micro-batches on two threads, so that every hook runs on another thread than its call; SGLang's on one."""
+    """Micro-batches of vLLM on two threads, so that hooks run on another thread than their calls; of SGLang on one."""
     done = torchrun(workers / "serving_engines.py", 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"rank {rank} is done" in done.stdout for rank in range(2)), done.stdout

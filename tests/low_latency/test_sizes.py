@@ -1,4 +1,4 @@
-"""What low-latency calls may be given, what memory they need, and what they refuse."""
+"""The arguments of low-latency calls: what they accept, how much memory they need, and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from low_latency import BF16, CASTS, Sizes, Work, combine, dispatch, make_buffer
 hint = deep_ep.Buffer.get_low_latency_rdma_size_hint
 SMALL = Sizes("small", 2, (3, 2), 4, 128, 2, 4)
 V1_HINT = 2_146_961_792
-"""What DeepEP's formula gives for 128 tokens of 7168 elements and 288 experts, whatever the ranks."""
+"""The result of DeepEP's formula for 128 tokens of 7168 elements and 288 experts, for any number of ranks."""
 
 
 @pytest.mark.once
@@ -44,7 +44,7 @@ def test_the_hint_suffices(fabric: str) -> None:
 
 
 def refused(**changes: Any) -> str:
-    """What a dispatch of one rank is refused with."""
+    """Return the error with which a dispatch of one rank is refused."""
     said = []
 
     def on_each_rank(group: Any) -> None:
@@ -62,7 +62,7 @@ def refused(**changes: Any) -> str:
             with pytest.raises((ValueError, TypeError)) as raised:
                 buffer.low_latency_dispatch(**arguments)
             said.append(str(raised.value))
-            dispatch(buffer, work)  # it is as it was
+            dispatch(buffer, work)  # the Buffer is unchanged
 
     run_ranks(1, on_each_rank, seed=1)
     return said[0]
@@ -123,11 +123,11 @@ def test_bad_arguments_of_a_combine() -> None:
                 ({"out": torch.zeros(2, 128, dtype=torch.bfloat16)}, "out=.*expected bfloat16"),
                 ({"handle": None}, "handle=NoneType: expected the handle"),
                 ({"handle": (src_info.clone(), ranges, *numbers)}, "handle: .*a copy or another tensor"),
-                ({"handle": (src_info, ranges, 8, 128, 4)}, "handle: .*not of one dispatch"),
-                ({"handle": (src_info[1:], ranges, *numbers)}, "handle: .*not of one dispatch"),
+                ({"handle": (src_info, ranges, 8, 128, 4)}, "handle: .*from different dispatches"),
+                ({"handle": (src_info[1:], ranges, *numbers)}, "handle: .*from different dispatches"),
                 ({"use_logfmt": None}, "use_logfmt=None: expected a bool"),
                 ({"use_logfmt": True, "zero_copy": True}, "use_logfmt=True: expected False with zero_copy=True"),
-                ({"zero_copy": True}, "zero_copy=True: expected get_next_low_latency_combine_buffer"),
+                ({"zero_copy": True}, "zero_copy=True: expected a call of get_next_low_latency_combine_buffer"),
             ):
                 with pytest.raises((ValueError, TypeError), match=message):
                     buffer.low_latency_combine(**{**good, **changes})
@@ -148,7 +148,7 @@ def test_a_buffer_without_the_mode_refuses() -> None:
 
 
 def test_rows_with_scales_are_no_results() -> None:
-    """What a dispatch returns by default is a pair; the error names its parts, and not their elements."""
+    """A dispatch returns a pair by default; the error describes its parts without printing their elements."""
     sizes = Sizes("fp8", 1, (3,), 4, 128, 2, 2)
     work = Work.of(sizes)
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from .explore import Step, with_item
 
-# A warp's steps: it waits for a peer, looks whether some warp has given up and comes to a barrier, leaves it.
+# A warp's steps: it waits for a peer; checks whether some warp has given up and arrives at a barrier; leaves it.
 WAIT, ARRIVE, LEAVE, STEPS = range(4)
 
 
 class Warp(NamedTuple):
-    step: int = WAIT  # plus STEPS for each wait behind it
+    step: int = WAIT  # plus STEPS for each wait completed
     left: bool = False
-    brought: tuple[bool, ...] = ()  # to each barrier that it has come to: that some warp has given up
+    brought: tuple[bool, ...] = ()  # for each barrier reached: whether it reported that some warp has given up
 
 
 class Block(NamedTuple):
@@ -26,15 +26,15 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Meetings:
-    """Behind each wait the warps meet at a barrier. It tells both whether either has brought to it that some warp has
-    given up; then both go on, or both leave.
+    """After each wait the warps meet at a barrier. It tells both whether either has reported that some warp has given
+    up; then both continue, or both leave.
     """
 
     every_barrier_is_met: bool = True  # without it a warp that gives up leaves at once
-    looks_behind_its_wait: bool = True  # without it a warp brings what it has seen before its wait
-    barrier_joins_answers: bool = True  # without it each warp looks for itself behind the barrier
+    looks_behind_its_wait: bool = True  # without it a warp reports what it saw before its wait
+    barrier_joins_answers: bool = True  # without it each warp checks for itself after the barrier
     nothing_after_giving_up: bool = True  # without it warp 1 gives `free` whatever the last meeting has decided
-    waits: int = 2  # with a meeting behind each; then warp 1 gives `free`
+    waits: int = 2  # with a meeting after each; then warp 1 gives `free`
 
     def initial(self) -> Block:
         return Block()
@@ -60,11 +60,11 @@ class Meetings:
                 on = warp._replace(step=warp.step + 1)
                 if self.looks_behind_its_wait:
                     on = on._replace(brought=(*warp.brought, state.gave_up))
-                yield f"{name} looks, and comes to the barrier", self._with(state, w, on)
+                yield f"{name} checks, and arrives at the barrier", self._with(state, w, on)
             elif other.step >= warp.step:
                 either = warp.brought[number] or other.brought[number]
                 leaves = either if self.barrier_joins_answers else state.gave_up
-                text = f"{name} is behind the barrier: {'leave' if leaves else 'go on'}"
+                text = f"{name} has passed the barrier: {'leave' if leaves else 'continue'}"
                 if number == self.waits - 1 and w == 1:
                     leaves = leaves and self.nothing_after_giving_up
                 yield text, self._with(state, w, warp._replace(step=(number + 1) * STEPS), left=leaves)

@@ -1,4 +1,4 @@
-"""Every rule that has a model, and how short the way is to what goes wrong without it."""
+"""Every rule that has a model, and the length of the shortest path to an error without it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .two_hops import Counts, Forwarding, Returning, Summing
 
 @dataclass(frozen=True)
 class Case:
-    """Of the rule of a model, which belongs to one of docs/PROTOCOL.md."""
+    """A rule of a model, which belongs to one of docs/PROTOCOL.md."""
 
     number: str
-    model: Model[Any]  # with all rules, and as small as will do for this one
+    model: Model[Any]  # with all rules, and as small as suffices for this one
     rule: str
-    steps: int  # of a shortest way to what is wrong
-    wrong: str  # a regular expression for that
+    steps: int  # on a shortest path to the error
+    wrong: str  # a regular expression for the error
 
     @property
     def file(self) -> str:
@@ -40,12 +40,12 @@ class Case:
         return f"{self.number}-{self.file}-{self.rule}"
 
     def counterexample(self) -> list[str] | None:
-        """What the explorer finds without the rule."""
+        """Return the explorer's result without the rule."""
         return explore(replace(self.model, **{self.rule: False}))  # type: ignore[type-var]
 
 
 DEADLOCK = "deadlock"
-WRONG_ROWS = "rows that are none of A's"
+WRONG_ROWS = "rows that are not A's"
 
 CASES = (
     Case("P1", Orders(calls=2), "begins_in_one_order", 6, "takes the peer's counts of call 1 for those of call 0"),
@@ -60,7 +60,7 @@ CASES = (
     Case("P4", Regions(), "has_read", 14, "B's operation 0 takes the message of 1"),
     Case("P4", Regions(), "readers_are_done", 7, "B's operation 0 loads the peer's rows of 1"),
     Case("P4", Regions(), "own_sends_are_done", 9, "B's operation 0 takes the message of 1"),
-    Case("P5", Puts(pieces=1), "waits_for_all_of_a_use", 4, "B places what had lain there for put 0"),
+    Case("P5", Puts(pieces=1), "waits_for_all_of_a_use", 4, "B places stale data for put 0"),
     Case("P6", Puts(pieces=1), "one_use_at_a_time", 7, "B places the next use's for put 0 of use 0"),
     Case("P6", Writers(), "one_writer", 6, DEADLOCK),
     Case("P6", Forwarding(), "slots_for_each_origin", 5, "B places chunk 0 of A for chunk 0 of C"),
@@ -70,9 +70,9 @@ CASES = (
     Case("P7", Puts(pieces=1), "base_moves_by_expected", 14, DEADLOCK),
     Case("P7", Writers(), "sends_without_rows", 2, DEADLOCK),
     Case("P7", Forwarding(), "chunk_for_each_chunk", 13, DEADLOCK),
-    Case("P8", Puts(), "pieces_add_one_unit", 6, "B places what had lain there for put 0"),
-    Case("P8", Puts(pieces=1), "signal_behind_its_data", 4, "B places what had lain there for put 0"),
-    Case("P9", Offers(), "waits_for_offer", 6, "place 0 is no output of this call"),
+    Case("P8", Puts(), "pieces_add_one_unit", 6, "B places stale data for put 0"),
+    Case("P8", Puts(pieces=1), "signal_behind_its_data", 4, "B places stale data for put 0"),
+    Case("P9", Offers(), "waits_for_offer", 6, "place 0 is not an output of this call"),
     Case("P9", Offers(), "offers_without_rows", 3, DEADLOCK),
     Case("P10", Growth(), "takes_rounds_meanwhile", 5, "B's kernel of 0 stores to addresses that are not mapped"),
     Case("P10", Growth(), "maps_before_launch", 10, DEADLOCK),
@@ -86,8 +86,8 @@ CASES = (
     Case("P11", Summing(), "tokens_in_order", 2, DEADLOCK),
     Case("P12", Failures(), "read_is_awaited", 10, WRONG_ROWS),
     Case("P12", Failures(), "last_look", 15, WRONG_ROWS),
-    Case("P12", Passing(), "looks_before_it_sends", 8, "rows that are none of B's"),
-    Case("P12", Passing(), "answers_first", 7, "rows that are none of B's"),
+    Case("P12", Passing(), "looks_before_it_sends", 8, "rows that are not B's"),
+    Case("P12", Passing(), "answers_first", 7, "rows that are not B's"),
     Case("P14", Meetings(), "every_barrier_is_met", 3, DEADLOCK),
     Case("P14", Meetings(waits=1), "looks_behind_its_wait", 6, "given back after the block has given up"),
     Case("P14", Meetings(), "barrier_joins_answers", 8, DEADLOCK),
@@ -118,19 +118,19 @@ CASES = (
     Case("P17", Masking(), "looks_last", 8, "C ends well with rows of B's operation 1"),
     Case("P17", Masking(), "decided_once", 6, "one block of B places C's rows"),
     Case("P17", Masking(), "closes_the_connection", 7, "C's chunk of operation 0 is in B's operation 1"),
-    Case("P17", Masking(), "tells_itself_alone", 4, "B fails, which has done without C"),
+    Case("P17", Masking(), "tells_itself_alone", 4, "B fails, although it continued without C"),
     Case("P18", Commands(), "laps_in_both_halves", 3, "the host takes half of command none and half of command 0"),
     Case("P18", Commands(), "lap_of_each_position", 11, DEADLOCK),
     Case("P18", Commands(), "taken_when_free", 14, DEADLOCK),
     Case("P18", Commands(), "room_for_all", 9, DEADLOCK),
-    Case("P18", Messages(), "drops_repeats", 8, "B places rows that have not come"),
-    Case("P18", Messages(), "last_says_how_many", 11, "B places rows that have not come"),
+    Case("P18", Messages(), "drops_repeats", 8, "B places rows that have not arrived"),
+    Case("P18", Messages(), "last_says_how_many", 11, "B places rows that have not arrived"),
     Case("P18", Messages(), "bounds_what_flies", 14, DEADLOCK),
     Case("P18", Messages(fails=0), "retires_when_delivered", 13, "B places rows of the next use for those of use 0"),
-    Case("P18", Messages(), "lost_is_not_done", 4, "A has ended well, and B waits for what never comes"),
+    Case("P18", Messages(), "lost_is_not_done", 4, "A has succeeded, and B waits for a message that never arrives"),
 )
 
-# With all rules: also larger ones than those that suffice for the above.
+# With all rules: also larger models than those that suffice above.
 LARGER = (
     Orders(calls=4),
     Regions(senders=2, operations=3),

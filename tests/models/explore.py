@@ -1,4 +1,4 @@
-"""Goes through every state that a model can reach, breadth first, so that the way to a bad one is a shortest one."""
+"""Explores every state that a model can reach, breadth first, so that the path to a bad state is a shortest one."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ T = TypeVar("T")
 
 
 class Model(Protocol[State]):
-    """A frozen dataclass whose fields are the rules, all kept by default. What each rank, host, kernel and network can
-    do next are steps; any of them may be the next one.
+    """A frozen dataclass whose fields are the rules, all kept by default. Steps are the next possible actions of each
+    rank, host, kernel and network; any of them may come next.
     """
 
     def initial(self) -> State: ...
 
     def steps(self, state: State) -> Iterator[Step[State]]:
-        """Whatever can happen next: what it is, and the state it leads to."""
+        """Yield everything that can happen next: its description, and the state it leads to."""
 
     def wrong(self, state: State) -> str | None:
-        """What must never be, if it is."""
+        """Return an error that must never occur, if it has."""
 
     def ended(self, state: State) -> bool:
-        """Whether all is done, so that there need not be a next step."""
+        """Return whether everything is done, so that no next step is required."""
 
 
 def explore(model: Model[State]) -> list[str] | None:
-    """None if no bad state can be reached, else a shortest way to one: its steps, and last what is wrong there."""
+    """Return None if no bad state can be reached; otherwise a shortest path to one: its steps, and the error."""
     start = model.initial()
     came_from: dict[State, tuple[State, str] | None] = {start: None}
     todo = deque([start])
@@ -60,17 +60,17 @@ def _way_to(state: State, came_from: dict[State, tuple[State, str] | None]) -> l
 
 
 def rules_of(model: Model[State]) -> list[str]:
-    """The names of a model's rules."""
+    """Return the names of a model's rules."""
     return [field.name for field in fields(model) if field.default is True]  # type: ignore[arg-type]
 
 
 def name_of(model: Model[State]) -> str:
-    """What it is, and how large."""
+    """Return a model's name and sizes."""
     rules = rules_of(model)
     sizes = [f"{field.name}={getattr(model, field.name)}" for field in fields(model) if field.name not in rules]  # type: ignore[arg-type]
     return f"{type(model).__name__}({', '.join(sizes)})"
 
 
 def with_item(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
-    """The same tuple with another item at one place."""
+    """Return the tuple with the item at `index` replaced."""
     return (*items[:index], item, *items[index + 1 :])

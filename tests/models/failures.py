@@ -1,8 +1,8 @@
-"""P12 and P15: a rank fails while another loads rows that it has published, and the user's kernels run on.
+"""P12 and P15: a rank fails while another loads rows that it has published, and the user's kernels still run.
 
-In Failures every rank runs one combine and behind it a kernel of its user's, which overwrites the rows published here
-whatever has become of the combine. B loads rows that A has published. What C sends is no matter, but every rank waits
-for it.
+In Failures every rank runs one combine, followed by a user kernel that overwrites the rows published here whatever the
+outcome of the combine. B loads rows that A has published. The contents of C's messages do not matter, but every rank
+waits for them.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from .explore import RANKS, Step, with_item
 
 A, B, C = range(3)
 ROWS = 2
-START, RUNS, LOOKS, TELLS, ANSWERS, USER, OVER = range(7)  # where a rank is
-CLEAR, NOW, OLDER = range(3)  # an abort word: of no failure, of one of this generation, of one of an older one
-OTHERS = {A: (B, C), B: (A, C), C: (A, B)}  # in the order in which a rank tells them
+START, RUNS, LOOKS, TELLS, ANSWERS, USER, OVER = range(7)  # the state of a rank
+CLEAR, NOW, OLDER = range(3)  # an abort word: no failure, one of this generation, one of an older generation
+OTHERS = {A: (B, C), B: (A, C), C: (A, B)}  # in the order in which a rank notifies them
 
 
 class Rank(NamedTuple):
     step: int = START
-    sent: int = 0  # to how many ranks it has sent the abort word, itself first
+    sent: int = 0  # number of ranks to which it has sent the abort word, itself first
     word: int = CLEAR
 
 
 class State(NamedTuple):
     ranks: tuple[Rank, ...] = (Rank(),) * 3
-    wire: tuple[tuple[int, int], ...] = ()  # abort words on their way: to whom, from whom
-    stale: bool = False  # one of an older generation is on its way to B
-    started: int = 0  # ranks whose operation has begun, a bit each; A has published its rows then
-    failures: int = 0  # of ranks that had not been told of one
+    wire: tuple[tuple[int, int], ...] = ()  # abort words in flight: (to, from)
+    stale: bool = False  # one of an older generation is in flight to B
+    started: int = 0  # bit set of ranks whose operation has begun; A has published its rows then
+    failures: int = 0  # of ranks that had not been notified of one
     loaded: int = 0
-    new: bool = False  # some row was not A's any longer when B loaded it
+    new: bool = False  # some row was no longer A's when B loaded it
     wrong: str = ""
 
     def with_rank(self, r: int, **changes: Any) -> State:
@@ -46,14 +46,14 @@ class Failures:
 
     read_is_awaited: bool = True  # without it A's operation may end before B has loaded its rows
     last_look: bool = True
-    tells_every_rank: bool = True  # without it a rank that fails stores the abort word into its own heap alone
-    told_or_not: bool = True  # without it a rank that was told of a failure tells no rank
-    answers_first: bool = True  # without it a kernel ends while its abort words are on their way
+    tells_every_rank: bool = True  # without it a rank that fails stores the abort word only into its own heap
+    told_or_not: bool = True  # without it a rank that was notified of a failure notifies no other
+    answers_first: bool = True  # without it a kernel ends while its abort words are in flight
     word_of_its_generation: bool = True  # without it all generations have the same abort word
-    failures: int = 1  # so many ranks may fail by themselves; all others that wait for them have to be told
+    failures: int = 1  # ranks that may fail by themselves; all others that wait for them must be notified
 
     def initial(self) -> State:
-        # With a word for each generation it lands where no rank looks any longer.
+        # With a word for each generation it lands where no rank checks any more.
         return State(stale=not self.word_of_its_generation)
 
     def steps(self, state: State) -> Iterator[Step[State]]:
@@ -78,14 +78,14 @@ class Failures:
                 yield f"{name} fails", state.with_rank(r, step=TELLS)._replace(failures=state.failures + 1)
             if r == B and state.loaded < ROWS and state.started & 1 << A:
                 new = state.ranks[A].step == OVER
-                text = f"B loads row {state.loaded} of A{', which is none any longer' * new}"
+                text = f"B loads row {state.loaded} of A{', already overwritten' * new}"
                 yield text, state._replace(loaded=state.loaded + 1, new=state.new or new)
             if self._has_all(r, state):
-                yield f"{name} has all that it waits for", state.with_rank(r, step=LOOKS)
+                yield f"{name} has everything that it waits for", state.with_rank(r, step=LOOKS)
         elif rank.step == LOOKS and (rank.word != NOW or not self.last_look):
             after = state.with_rank(r, step=USER)
-            wrong = "B's operation ends well, with rows that are none of A's" if r == B and state.new else ""
-            yield f"{name} ends well", after._replace(wrong=wrong)
+            wrong = "B's operation succeeds, with rows that are not A's" if r == B and state.new else ""
+            yield f"{name} succeeds", after._replace(wrong=wrong)
         elif rank.step == TELLS:
             yield self._tells(r, rank, state)
         elif rank.step == ANSWERS and not (self.answers_first and any(source == r for _, source in state.wire)):
@@ -118,9 +118,9 @@ class Failures:
 class Passed(NamedTuple):
     step: tuple[int, ...] = (RUNS, RUNS, RUNS)  # of the forwarder, the producer and the owner
     words: tuple[int, ...] = (CLEAR, CLEAR, CLEAR)
-    told: int = 0  # by the producer: its own word, the forwarder's, and late the owner's
+    told: int = 0  # notified by the producer: itself, the forwarder, and finally the owner
     loaded: int = 0
-    new: bool = False  # some row was not the producer's any longer when the forwarder loaded it
+    new: bool = False  # some row was no longer the producer's when the forwarder loaded it
     sent: bool = False
     wrong: str = ""
 
@@ -128,11 +128,11 @@ class Passed(NamedTuple):
 @dataclass(frozen=True)
 class Passing:
     """P12 in two hops: A sums rows that B publishes in A's node, and sends the sums to C in another node. B fails, and
-    its user's kernel overwrites the rows when B's kernel has ended. C waits for nothing but A's chunk.
+    its user's kernel overwrites the rows when B's kernel has ended. C waits only for A's chunk.
     """
 
     looks_before_it_sends: bool = True
-    answers_first: bool = True  # without it B's kernel ends while its abort word is on its way to A
+    answers_first: bool = True  # without it B's kernel ends while its abort word is in flight to A
 
     def initial(self) -> Passed:
         return Passed()
@@ -149,7 +149,7 @@ class Passing:
             yield "A finds the abort word, and fails", state._replace(step=with_item(state.step, A, OVER))
         if state.step[A] == RUNS and state.loaded < ROWS:
             new = state.step[B] == OVER
-            text = f"A loads row {state.loaded} of B{', which is none any longer' * new}"
+            text = f"A loads row {state.loaded} of B{', already overwritten' * new}"
             after = state._replace(loaded=state.loaded + 1, new=state.new or new)
             yield text, after._replace(step=with_item(state.step, A, LOOKS)) if after.loaded == ROWS else after
         if state.step[A] == LOOKS and (state.words[A] == CLEAR or not self.looks_before_it_sends):
@@ -167,7 +167,7 @@ class Passing:
         if state.told == 1:
             yield "B's abort word lands at A", state._replace(words=with_item(state.words, A, NOW), told=2)
         if state.told == 2:
-            yield "B's host thread tells C", state._replace(words=with_item(state.words, C, NOW), told=3)
+            yield "B's host thread notifies C", state._replace(words=with_item(state.words, C, NOW), told=3)
 
     def _owner(self, state: Passed) -> Iterator[Step[Passed]]:
         if state.step[C] != RUNS:
@@ -175,8 +175,8 @@ class Passing:
         if state.words[C] == NOW:
             yield "C finds the abort word, and fails", state._replace(step=with_item(state.step, C, OVER))
         elif state.sent:
-            wrong = "C's operation ends well, with rows that are none of B's" if state.new else ""
-            yield "C ends well", state._replace(step=with_item(state.step, C, OVER), wrong=wrong)
+            wrong = "C's operation succeeds, with rows that are not B's" if state.new else ""
+            yield "C succeeds", state._replace(step=with_item(state.step, C, OVER), wrong=wrong)
 
     def wrong(self, state: Passed) -> str | None:
         return state.wrong or None

@@ -1,7 +1,7 @@
-"""P17: C is masked in the middle of an operation. A's host has waited for it in vain; B goes on without it.
+"""P17: C is masked in the middle of an operation. A's host has timed out waiting for it; B continues without it.
 
-C reads the rows that B has written into its own region, and has a chunk on its way to B. Two blocks of B ask whether
-what C sends takes part.
+C reads the rows that B has written into its own region, and has a chunk in flight to B. Two blocks of B decide whether
+C's data counts.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import NamedTuple
 from .explore import Step, with_item
 
 NOT_SENT, ON_ITS_WAY, THERE, DROPPED = range(4)  # the chunk
-UNDECIDED, IN, OUT = range(3)  # a block of B about C
-GOING, WELL, FAILED = range(3)  # how C's operation ends
+UNDECIDED, IN, OUT = range(3)  # the decision of a block of B about C
+GOING, WELL, FAILED = range(3)  # the outcome of C's operation
 NOTHING = -1
 
 
 class State(NamedTuple):
-    """What the three have done."""
+    """The progress of the three ranks."""
 
     told_c: bool = False
     told_b: bool = False
     chunk: int = NOT_SENT
     blocks: tuple[int, int] = (UNDECIDED, UNDECIDED)
-    b_is_at: int = 0  # B's operation: in 1 it has other rows in its region, and expects other chunks there
-    mixed: bool = False  # C's chunk has come into B's operation 1
-    loaded: int = NOTHING  # of which operation of B the rows are that C has loaded
+    b_is_at: int = 0  # B's operation: in operation 1 its region holds other rows, and it expects other chunks there
+    mixed: bool = False  # C's chunk has arrived in B's operation 1
+    loaded: int = NOTHING  # the operation of B whose rows C has loaded
     c: int = GOING
     b_failed: bool = False
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Masks are told by hosts; each store is one step."""
+    """Hosts announce masks; each store is one step."""
 
     told_first: bool = True
     looks_last: bool = True
@@ -54,10 +54,10 @@ class Masking:
 
     def _a(self, state: State) -> Iterator[Step[State]]:
         if not state.told_c:
-            yield "A's host masks C, tells it", state._replace(told_c=True)
+            yield "A's host masks C, notifies it", state._replace(told_c=True)
         if not state.told_b and (state.told_c or not self.told_first):
             chunk = DROPPED if self.closes_the_connection and state.chunk == ON_ITS_WAY else state.chunk
-            yield "A's host tells B", state._replace(told_b=True, chunk=chunk)
+            yield "A's host notifies B", state._replace(told_b=True, chunk=chunk)
 
     def _b(self, state: State) -> Iterator[Step[State]]:
         for i in range(2):
@@ -90,7 +90,7 @@ class Masking:
             return "one block of B places C's rows, the other leaves them out"
         if state.mixed:
             return "C's chunk of operation 0 is in B's operation 1"
-        return "B fails, which has done without C" if state.b_failed else None
+        return "B fails, although it continued without C" if state.b_failed else None
 
     def ended(self, state: State) -> bool:
         return state.b_is_at == 1 and state.c != GOING

@@ -1,7 +1,7 @@
 """P17: three ranks, each of which leaves out some others.
 
-Two ranks that leave each other out exchange nothing, so no count can tell them; that a rank which is left out has gone
-is seen to when a Buffer recovers.
+Two ranks that leave each other out exchange nothing, so no count can tell them; recovery of a Buffer ensures that a
+rank which is left out has exited.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .explore import RANKS, Step, with_item
 
 ALL = range(len(RANKS))
 UNSET = -1
-SETTLED, COUNTED, SENDS, WELL, FAILED = range(5)  # what a rank has done: chosen, sent counts, sent rows, ended
+SETTLED, COUNTED, SENDS, WELL, FAILED = range(5)  # progress of a rank: mask chosen, counts sent, rows sent, ended
 
 
 class Rank(NamedTuple):
-    mask: int = UNSET  # ranks that it leaves out, a bit each
+    mask: int = UNSET  # bit set of ranks that it leaves out
     step: int = SETTLED
     told: bool = False
 
@@ -28,7 +28,8 @@ State = tuple[Rank, ...]
 
 @dataclass(frozen=True)
 class Masks:
-    """A rank that every other leaves out is gone. A wait for a rank that does not send to the waiting one times out."""
+    """A rank that every other leaves out has exited. A wait for a rank that does not send to the waiting one times
+    out."""
 
     counts_carry_the_mask: bool = True
     left_out_are_not_waited_for: bool = True
@@ -64,15 +65,15 @@ class Masks:
         counted = [q for q in awaited if q not in silent and state[q].step != SETTLED]
         differing = [q for q in counted if state[q].mask != rank.mask] if self.counts_carry_the_mask else []
         if rank.step == COUNTED and differing:
-            yield f"{name} finds another mask in {RANKS[differing[0]]}'s counts, tells all", self._fails(state, r)
+            yield f"{name} finds another mask in {RANKS[differing[0]]}'s counts, notifies all", self._fails(state, r)
         elif rank.step == COUNTED and counted == awaited:
             yield f"{name} has all counts, sends rows", self._with(state, r, step=SENDS)
         elif rank.step == SENDS and all(SENDS <= state[q].step <= WELL for q in awaited):
-            yield f"{name} has all rows, ends well", self._with(state, r, step=WELL)
+            yield f"{name} has all rows, succeeds", self._with(state, r, step=WELL)
         if rank.told:
-            yield f"{name} is told, fails", self._fails(state, r)
+            yield f"{name} is notified, fails", self._fails(state, r)
         elif silent:
-            yield f"{name} waits for {RANKS[silent[0]]} in vain, fails", self._fails(state, r)
+            yield f"{name} times out waiting for {RANKS[silent[0]]}, fails", self._fails(state, r)
 
     def _with(self, state: State, r: int, **changes: Any) -> State:
         return with_item(state, r, state[r]._replace(**changes))

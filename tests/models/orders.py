@@ -1,4 +1,4 @@
-"""P1 and P3: two ranks that begin and finish operations in one order each, but interleave the two as they like."""
+"""P1 and P3: two ranks begin operations in one order and finish them in one order, but interleave the two freely."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ REGIONS = 2
 
 class Rank(NamedTuple):
     queued: tuple[tuple[str, int], ...] = ()  # kernels on the stream: the begin or the finish of a call
-    ran: int = 0  # how many of them have ended
-    half: bool = False  # the next one has sent, and waits for what the peer sends
+    ran: int = 0  # number of them that have ended
+    half: bool = False  # the next one has sent, and waits for the peer's data
 
     def calls(self, kind: str) -> list[int]:
-        """The calls whose begins, or finishes, its host has queued, in that order; for begins that is by number."""
+        """Return the calls whose begins, or finishes, its host has queued, in order; for begins that is by number."""
         return [call for what, call in self.queued if what == kind]
 
     def number(self, call: int) -> int:
         return self.calls("begin").index(call)
 
     def open(self) -> list[int]:
-        """The numbers of operations begun and not finished."""
+        """Return the numbers of operations begun and not finished."""
         return [n for n, call in enumerate(self.calls("begin")) if call not in self.calls("finish")]
 
     def has(self, kind: str, number: int, sent_is_enough: bool) -> bool:
-        """Whether the begin or finish with a number has ended here, or has at least sent what the peer waits for."""
+        """Return whether the begin or finish of a number has ended here, or has at least sent the data that the peer
+        awaits."""
         begun = self.calls("begin")
         if number >= len(begun) or (kind, begun[number]) not in self.queued:
             return False
@@ -41,7 +42,7 @@ State = tuple[Rank, ...]
 
 @dataclass(frozen=True)
 class Orders:
-    """Kernels run one after the other on each rank's stream. A begin waits for `free` and sends counts; a finish waits
+    """Kernels run one after the other on each rank's stream. A begin waits for `free` and sends counts. A finish waits
     for counts, sends rows, and waits for the peer's; its end gives the region back.
     """
 
@@ -49,7 +50,7 @@ class Orders:
     finishes_in_one_order: bool = True
     begin_waits_for_no_begin: bool = True
     refuses_behind_an_open_one: bool = True  # P3
-    refuses_by_number: bool = True  # P3; without it by how many operations are open
+    refuses_by_number: bool = True  # P3; without it by the number of open operations
     calls: int = 3
 
     def initial(self) -> State:
@@ -109,7 +110,7 @@ class Orders:
 
 
 class Replayed(NamedTuple):
-    """Of a rank: of which replay it has sent the rows, received them, read them; what lies in its one region."""
+    """For one rank: the replay whose rows it has sent, received and read, and the contents of its one region."""
 
     sent: int = -1
     read: int = -1
@@ -118,9 +119,9 @@ class Replayed(NamedTuple):
 
 @dataclass(frozen=True)
 class Replays:
-    """Two ranks replay a graph twice. It was captured when the next number was 0. There is one region."""
+    """Two ranks replay a graph twice. It was captured when the next number was 0. There is a single region."""
 
-    number_in_device_memory: bool = True  # else the graph says 0 each time
+    number_in_device_memory: bool = True  # without it the graph uses 0 each time
 
     def initial(self) -> tuple[Replayed, ...]:
         return Replayed(), Replayed()

@@ -1,4 +1,4 @@
-"""P9 and P10: where rows for an output may be stored, and by when a rank must have mapped that memory."""
+"""P9 and P10: where rows for an output may be stored, and by when a rank must have mapped the memory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ CALLS = 2
 
 class Call(NamedTuple):
     number: int = 0
-    rows: int = NONE  # of B for A; with them the counts are known
-    output: int = NONE  # where A's lies, or ROUNDS
+    rows: int = NONE  # from B to A; with them the counts are known
+    output: int = NONE  # the place of A's, or ROUNDS
     told: bool = False  # A has offered it to B
-    sent: str = ""  # what B has sent: data or a chunk
-    latest: int = NONE  # the place that B has learned of last
+    sent: str = ""  # sent by B: data or a chunk
+    latest: int = NONE  # the last place that B has learned of
     wrong: str = ""
 
 
 @dataclass(frozen=True)
 class Offers:
-    """B sends to A, with rows or without. A's output of each call lies at a place of its own, or takes rounds; once the
+    """B sends to A, with or without rows. A's output of each call is at a place of its own, or takes rounds; once the
     call has ended, its user passes the output on, and the memory becomes another tensor's.
     """
 
-    waits_for_offer: bool = True  # without it B stores where the last call's output has been
-    offers_without_rows: bool = True  # without it A tells B only if B has rows for it
+    waits_for_offer: bool = True  # without it B stores to the place of the last call's output
+    offers_without_rows: bool = True  # without it A notifies B only if B has rows for it
 
     def initial(self) -> Call:
         return Call()
@@ -45,17 +45,17 @@ class Offers:
             return
         if state.output == NONE:
             told = bool(state.rows) or self.offers_without_rows
-            for output, what in ((state.number, f"lies at place {state.number}"), (ROUNDS, "takes rounds")):
-                text = f"A's output {name} {what}: {'offers' if told else 'tells no rank'}"
+            for output, what in ((state.number, f"is at place {state.number}"), (ROUNDS, "takes rounds")):
+                text = f"A's output {name} {what}: {'offers' if told else 'notifies no rank'}"
                 yield text, state._replace(output=output, told=told)
         if not state.sent:
             if state.told:
                 yield from self._sends(state, state.output)
             elif not state.rows and not self.offers_without_rows:
-                yield from self._sends(state, state.number)  # nothing is to be stored: it signals as for an offer
+                yield from self._sends(state, state.number)  # nothing is stored: it signals as for an offer
             if state.latest not in (NONE, ROUNDS) and not self.waits_for_offer:
                 yield from self._sends(state, state.latest)
-        # A waits for what belongs to its output.
+        # A waits for the signal that matches its output.
         if state.sent == ("chunk" if state.output == ROUNDS else "data") and state.output != NONE:
             yield f"A ends call {state.number}", Call(state.number + 1, latest=state.latest)
 
@@ -66,7 +66,7 @@ class Offers:
         misses = bool(state.rows) and place != state.output
         yield (
             f"B {f'stores rows at place {place}' if state.rows else 'has no rows'} and signals data",
-            state._replace(sent="data", latest=place, wrong=f"place {place} is no output of this call" * misses),
+            state._replace(sent="data", latest=place, wrong=f"place {place} is not an output of this call" * misses),
         )
 
     def wrong(self, state: Call) -> str | None:
@@ -77,14 +77,14 @@ class Offers:
 
 
 OPERATIONS, REGIONS = 3, 2
-OLD, NEW = 1, 2  # what A offers: rounds in its old memory, or its output in the new piece
+OLD, NEW = 1, 2  # A's offer: rounds in its old memory, or its output in the new piece
 
 
 class Arena(NamedTuple):
     begun: tuple[int, ...] = (0, 0)  # operations of A and of B whose counts have been sent
     finished: tuple[int, ...] = (0, 0)
     added: bool = False
-    announced: int = NONE  # with the counts of which operation
+    announced: int = NONE  # the operation whose counts announced it
     offers: tuple[int, ...] = (0,) * OPERATIONS
     known: bool = False  # B has the descriptor
     mapped: bool = False
@@ -97,7 +97,7 @@ class Growth:
     """A's outputs need more memory than it has. A and B begin up to two operations before they finish the first."""
 
     takes_rounds_meanwhile: bool = True  # without it A offers memory in the operation for which it has added it
-    maps_before_launch: bool = True  # without it B maps beside its kernel, and A's offer waits until it has
+    maps_before_launch: bool = True  # without it B maps while its kernel runs, and A's offer waits until it has
     offers_behind_its_counts: bool = True  # without it A offers the memory once it has sent the counts that announce it
 
     def initial(self) -> Arena:
@@ -145,7 +145,7 @@ class Growth:
             lost = state.offers[n] == NEW and not state.mapped
             wrong = f"B's kernel of {n} stores to addresses that are not mapped" * lost
             yield f"B's kernel of {n} has A's offer, stores rows", done._replace(wrong=wrong)
-        # The driver makes mapping wait until no kernel of this rank runs.
+        # The driver delays mapping until no kernel of this rank runs.
         if state.known and not state.mapped and not state.launched:
             yield "B maps the new memory", state._replace(mapped=True)
 

@@ -1,4 +1,4 @@
-"""P18: commands in a ring that a host takes out, and the messages that it makes of them."""
+"""P18: commands in a ring that a host takes out, and the messages that it turns them into."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .explore import Step, with_item
 
 # --- the ring ---------------------------------------------------------------------------------------------------------
 
-Half = tuple[int, str]  # its lap, and the command that it is of
+Half = tuple[int, str]  # its lap, and the command that it belongs to
 EMPTY: Half = (0, "")
 LOW, HIGH = 0, 1
 BEGINS, WAITS, FILLS, GONE = range(4)
 
 
 class Thread(NamedTuple):
-    put: int = 0  # how many of its puts it has posted
+    put: int = 0  # number of its puts that it has posted
     step: int = BEGINS
-    begin: int = -1  # the first slot of the put that it posts
-    stored: tuple[tuple[int, int], ...] = ()  # halves that it still has to store: command of the put, which half
+    begin: int = -1  # the first slot of the put in progress
+    stored: tuple[tuple[int, int], ...] = ()  # halves still to be stored: command of the put, which half
 
 
 class Ring(NamedTuple):
@@ -35,12 +35,12 @@ class Ring(NamedTuple):
 @dataclass(frozen=True)
 class Commands:
     """Two threads of a kernel post puts of one and of two commands to a ring of two slots. A thread's stores of a
-    command's halves may be seen in either order. A thread that finds no room may give up.
+    command's halves may become visible in either order. A thread that finds no room may give up.
     """
 
     laps_in_both_halves: bool = True  # without it only the upper half has one
-    lap_of_each_position: bool = True  # without it all of a put have that of its first
-    taken_when_free: bool = True  # without it slots are handed out, and then waited for
+    lap_of_each_position: bool = True  # without it all commands of a put have the first one's lap
+    taken_when_free: bool = True  # without it slots are handed out first, and then waited for
     room_for_all: bool = True  # without it a put takes its slots when the first of them is free
     gives_up: int = 1  # whether threads may
     commands: int = 2  # of the ring
@@ -63,7 +63,7 @@ class Commands:
             count = self.puts[t][thread.put]
             if not self.taken_when_free:
                 waits = thread._replace(step=WAITS, begin=state.reserved)
-                yield f"{name} is handed slots for {count}", self._with(state, t, waits, state.reserved + count)
+                yield f"{name} receives slots for {count}", self._with(state, t, waits, state.reserved + count)
             elif self._has_room(state, state.reserved, count):
                 fills = self._filling(thread, state.reserved, count)
                 yield f"{name} takes slots for {count}", self._with(state, t, fills, state.reserved + count)
@@ -121,7 +121,7 @@ class Commands:
         return state.wrong or None
 
     def ended(self, state: Ring) -> bool:
-        """All that threads have posted has been taken, and all have posted theirs or given up."""
+        """Return whether everything posted has been taken, and all threads have posted their puts or given up."""
         posted = sum(sum(self.puts[t][: thread.put]) for t, thread in enumerate(state.threads))
         rest = all(thread.step in (BEGINS, GONE) for thread in state.threads)
         return rest and len(state.done) == posted
@@ -131,20 +131,20 @@ class Commands:
 
 UNIT = 4
 SEQUENCES, WINDOW = 4, 2
-PUTS, USES = 2, 2  # of one word: a use is read when all its puts have come, and the next one comes after that
+PUTS, USES = 2, 2  # of one word: a use is read when all its puts have arrived, and the next one follows
 FLIES, REPEATED, ARRIVED = range(3)
 
 
 class Word(NamedTuple):
-    written: int = 1  # uses whose rows have been put into the source, which is one for all uses
+    written: int = 1  # uses whose rows have been written to the source, which all uses share
     posted: int = 0  # uses, as commands
-    sent: int = 0  # messages, of all uses one after the other
-    flying: tuple[tuple[int, int], ...] = ()  # number of a message, and how far it is
-    delivered: int = 0  # its sender knows that all below have been
+    sent: int = 0  # messages, of all uses in sequence
+    flying: tuple[tuple[int, int], ...] = ()  # number of a message, and its state
+    delivered: int = 0  # its sender knows that all earlier ones have been
     beyond: tuple[int, ...] = ()  # and these
-    next: int = 0  # the receiver has counted all below
+    next: int = 0  # the receiver has counted all earlier ones
     seen: tuple[int, ...] = ()  # and these
-    holds: tuple[int, ...] = ()  # by message of a use: of which use the row is that lies there
+    holds: tuple[int, ...] = ()  # by message of a use: the use whose row is stored there
     total: int = 0
     read: int = 0  # uses
     lost: int = -1  # a message that has failed
@@ -155,15 +155,15 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True)
 class Messages:
-    """A's proxy sends the puts of a word to B's, each as two messages, which pass each other, read their rows when they
-    arrive, and may come twice before they are known to have come; at most one fails.
+    """A's proxy sends the puts of a word to B's, each as two messages. These overtake each other, read their rows when
+    they arrive, and may arrive twice before they are known to have arrived; at most one fails.
     """
 
     drops_repeats: bool = True
-    last_says_how_many: bool = True  # without it the last message of a put adds a unit, whatever comes before it
-    bounds_what_flies: bool = True  # without it a word's messages all fly at once
+    last_says_how_many: bool = True  # without it the last message of a put adds a unit, whatever precedes it
+    bounds_what_flies: bool = True  # without it a word's messages are all in flight at once
     retires_when_delivered: bool = True  # without it a command is done when it has been posted
-    lost_is_not_done: bool = True  # without it what has failed, and what waits behind it, counts as done
+    lost_is_not_done: bool = True  # without it a failed message, and those that wait behind it, count as done
 
     fails: int = 1  # whether a message may
     messages: int = 2  # of a put
@@ -220,7 +220,7 @@ class Messages:
         row = number % self._of_use()
         arrived = state
         if how_far == FLIES:
-            # What lies in the source when the network reads it.
+            # The contents of the source when the network reads it.
             arrived = state._replace(holds=with_item(state.holds, row, state.written))
             if self.fails and state.lost < 0:
                 lost = state._replace(flying=rest, lost=number)
@@ -247,15 +247,15 @@ class Messages:
         use = state.read
         if use < USES and state.total >= (use + 1) * PUTS * UNIT:
             found = [holds for holds in state.holds if holds != use + 1]
-            what = "rows that have not come" if any(holds <= use for holds in found) else "rows of the next use"
+            what = "rows that have not arrived" if any(holds <= use for holds in found) else "rows of the next use"
             wrong = f"B places {what} for those of use {use}" if found else ""
             yield f"B reads use {use}", state._replace(read=use + 1, wrong=wrong)
 
     def wrong(self, state: Word) -> str | None:
         if state.lost >= 0 and state.ended > state.lost // self._of_use():
-            return "A has ended well, and B waits for what never comes"
+            return "A has succeeded, and B waits for a message that never arrives"
         return state.wrong or None
 
     def ended(self, state: Word) -> bool:
-        """All is done, or A has failed and tells B."""
+        """Return whether everything is done, or A has failed and notifies B."""
         return state.failed or (state.read == USES and state.ended == USES)

@@ -13,14 +13,14 @@ BEGINS, LOOKS, TAKES, FILLS, TURNS, RINGS, GONE = range(7)
 
 
 class Thread(NamedTuple):
-    posted: int = 0  # how many of its puts
+    posted: int = 0  # number of its puts
     step: int = BEGINS
-    begin: int = 0  # the first block of the put that it posts
+    begin: int = 0  # the first WQEBB of the put in progress
     told: bool = False  # to give up
 
 
 class Queue(NamedTuple):
-    ring: tuple[int, ...]  # by block: the index of the request that lies there
+    ring: tuple[int, ...]  # by WQEBB: the index of the request that is stored there
     threads: tuple[Thread, ...]
     reserved: int = 0
     filled: int = 0
@@ -31,18 +31,18 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True)
 class Posting:
-    """Two threads of ours and one of another library post to a ring of four blocks. Ours may be told to give up at any
-    time. The other one takes blocks first and waits for room then, without ringing; it cannot give up.
+    """Two threads of ours and one of another library post to a ring of four WQEBBs. Ours may be told to give up at any
+    time. The other one reserves WQEBBs first and then waits for room, without ringing; it cannot give up.
     """
 
-    taken_when_free: bool = True  # without it ours takes blocks first, too
-    looks_again: bool = True  # without it the blocks are taken wherever `reserved` is after the look
-    room_for_all: bool = True  # without it a put takes its blocks when the first of them is free
-    in_turn: bool = True  # without it blocks become valid whether or not those before them are
+    taken_when_free: bool = True  # without it our threads reserve WQEBBs first, too
+    looks_again: bool = True  # without it the WQEBBs are taken wherever `reserved` is after the check
+    room_for_all: bool = True  # without it a put takes its WQEBBs when the first of them is free
+    in_turn: bool = True  # without it WQEBBs become valid whether or not the earlier ones are
     waits_out_its_turn: bool = True  # without it a thread that is told leaves while it waits for its turn
-    publishes_when_told: bool = True  # without it a thread that is told leaves when it has got its turn
-    last_rings: bool = True  # without it the doorbell is always left to a thread behind
-    rings_in_time: bool = True  # without it the doorbell is left to those behind for as long as there are any
+    publishes_when_told: bool = True  # without it a thread that is told leaves when its turn comes
+    last_rings: bool = True  # without it the doorbell is always left to a later thread
+    rings_in_time: bool = True  # without it the doorbell is left to later threads for as long as there are any
     gives_up: int = 1  # whether threads may be told
     blocks: int = 4  # of the ring
     puts: tuple[tuple[int, ...], ...] = ((2, 1), (1, 2), (1, 1))  # blocks of each put; the last thread is the other's
@@ -100,10 +100,10 @@ class Posting:
         name = self._name(t)
         if state.reserved != thread.begin and self.looks_again:
             again = thread._replace(step=LOOKS, begin=state.reserved)
-            return f"{name} finds its blocks taken", self._with(state, t, again)
+            return f"{name} finds its WQEBBs taken", self._with(state, t, again)
         takes = thread._replace(step=FILLS, begin=state.reserved)
         after = self._with(state, t, takes)._replace(reserved=self._end(t, takes))
-        return f"{name} takes blocks from {takes.begin} on", after
+        return f"{name} reserves WQEBBs from {takes.begin} on", after
 
     def _has_room(self, state: Queue, t: int, thread: Thread) -> bool:
         end = self._end(t, thread) if self.room_for_all else thread.begin + 1
@@ -114,7 +114,7 @@ class Posting:
         if thread.step == BEGINS:
             takes = thread._replace(step=LOOKS, begin=state.reserved)
             after = self._with(state, t, takes)._replace(reserved=self._end(t, takes))
-            yield f"{name} takes blocks from {takes.begin} on", after
+            yield f"{name} reserves WQEBBs from {takes.begin} on", after
         elif thread.step == LOOKS:
             if self._end(t, thread) <= state.completed + self.blocks:
                 yield f"{name} finds room", self._with(state, t, thread._replace(step=FILLS))
@@ -122,7 +122,7 @@ class Posting:
             yield from self._fill(state, t, thread)
 
     def _fill(self, state: Queue, t: int, thread: Thread) -> Iterator[Step[Queue]]:
-        """What all do alike once they have blocks that are free."""
+        """Perform the steps common to all threads once they have free WQEBBs."""
         name, end = self._name(t), self._end(t, thread)
         if thread.step == FILLS:
             ring = state.ring
@@ -136,12 +136,12 @@ class Posting:
         elif thread.step == RINGS:
             after = self._with(state, t, thread._replace(step=BEGINS, posted=thread.posted + 1))
             last = state.reserved == end and self.last_rings
-            # The other one rings for each of its own.
+            # The other library rings for each of its own.
             in_time = not self._is_ours(t) or (self.rings_in_time and end > state.rung + self.blocks // 4)
             if last or in_time:
                 yield f"{name} rings", after._replace(rung=max(state.rung, state.filled))
             else:
-                yield f"{name} leaves the doorbell to those behind", after
+                yield f"{name} leaves the doorbell to later threads", after
 
     def _with(self, state: Queue, t: int, thread: Thread) -> Queue:
         return state._replace(threads=with_item(state.threads, t, thread))
@@ -157,7 +157,7 @@ class Posting:
         return state.wrong or None
 
     def ended(self, state: Queue) -> bool:
-        """All have posted or given up, and what they have taken is done: others can go on posting."""
+        """Return whether all have posted or given up, and everything reserved is done: others can keep posting."""
         rest = all(
             thread.step == GONE or (thread.step == BEGINS and thread.posted == len(self.puts[t]))
             for t, thread in enumerate(state.threads)

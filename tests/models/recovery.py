@@ -1,7 +1,7 @@
-"""P16: two ranks recover while replays of a graph are queued, and while a put of the old generation is on its way.
+"""P16: two ranks recover while replays of a graph are queued, and while a put of the old generation is in flight.
 
-A generation's words lie in one of two banks: generation 1's in bank 1, 2's in bank 0, 3's in bank 1 again. Attempt n to
-recover begins generation n + 1. A rank that has waited in vain for the other's call to recover makes another attempt,
+A generation's words are in one of two banks: generation 1's in bank 1, 2's in bank 0, 3's in bank 1 again. Attempt n to
+recover begins generation n + 1. A rank that times out waiting for the other's call to recover makes another attempt,
 and the other joins that one.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .explore import RANKS, Step, with_item
 
-WORKS, STOPS, STOPPED, MET, CLEARED, MET_AGAIN, STORES, DONE = range(8)  # how far a host is
+WORKS, STOPS, STOPPED, MET, CLEARED, MET_AGAIN, STORES, DONE = range(8)  # the progress of a host
 BANKS, OPERATIONS = 2, 2  # operations of a generation
 EMPTY = -1
 REPLAYS = 2  # the first is queued before the recovery, the second after it
@@ -22,13 +22,13 @@ REPLAYS = 2  # the first is queued before the recovery, the second after it
 class Rank(NamedTuple):
     host: int = WORKS
     attempt: int = 1
-    generation: int = 1  # as its kernels find it
+    generation: int = 1  # as seen by its kernels
     number: int = 0
-    replay: int = 0  # the one that runs, or the next to start
+    replay: int = 0  # the running one, or the next to start
     runs_as: int = EMPTY  # its number, while it waits for the peer's signal
     aborted: bool = False  # its abort word is set, for generation 1
-    put: bool = True  # one of generation 1 is on its way to the peer
-    words: tuple[int, ...] = (EMPTY,) * BANKS * OPERATIONS  # of which replay the peer's signal of an operation is
+    put: bool = True  # one of generation 1 is in flight to the peer
+    words: tuple[int, ...] = (EMPTY,) * BANKS * OPERATIONS  # by operation: the replay that the peer's signal comes from
     left_over: bool = False  # that put has added to a word of bank 1
 
 
@@ -41,10 +41,10 @@ def word_of(generation: int, number: int) -> int:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a rank does when it recovers."""
+    """The steps of a rank's recovery."""
 
     sets_own_abort_word: bool = True
-    waits_for_replays: bool = True  # without it for a kernel that runs, not for what is queued
+    waits_for_replays: bool = True  # without it for a running kernel, not for queued ones
     makes_network_anew: bool = True
     first_meeting: bool = True
     second_meeting: bool = True
@@ -93,7 +93,7 @@ class Recovery:
             yield text, {"host": STOPPED, "put": rank.put and not anew}
         waits_at = STOPPED if self.first_meeting else CLEARED
         if rank.host == waits_at and peer.host == WORKS and rank.attempt == 1:
-            yield "has waited in vain, makes attempt 2", {"host": STOPPED, "attempt": 2}
+            yield "has timed out, makes attempt 2", {"host": STOPPED, "attempt": 2}
         if rank.host == STOPPED and (peer.host >= STOPPED or not self.first_meeting):
             yield "leaves the first meeting" if self.first_meeting else "has no first meeting", {"host": MET}
         if rank.host == MET:

@@ -1,8 +1,8 @@
 """P2 and P4: when a rank may store into a region, and when its owner may give it back.
 
-Every operation is the same. A sender builds a message in its own region, from where its NIC takes it to the receiver's
-region; publishes rows in its own region, which the receiver loads; and sends an offer to the receiver's region, which
-is of use in the last operation alone. What lies somewhere is known by the operation that it is of.
+Every operation is the same. A sender builds a message in its own region, from which its NIC transfers it to the
+receiver's region; publishes rows in its own region, which the receiver loads; and sends an offer to the receiver's
+region, which is used only in the last operation. Contents are identified by the operation that they belong to.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, NamedTuple
 
 from .explore import RANKS, Step, with_item
 
-BUILT, SENT, TAKEN, LOADED = 1, 2, 4, 8  # what a rank has done of its operation
+BUILT, SENT, TAKEN, LOADED = 1, 2, 4, 8  # the completed steps of a rank's operation
 Cells = tuple[int, ...]  # one for each region
-Put = tuple[int, str, int, int]  # to whom, what, of which operation, of which operation it really is
+Put = tuple[int, str, int, int]  # destination, kind, operation, operation that the content really belongs to
 
 
 class Rank(NamedTuple):
     operation: int
     done: int
-    freed: int  # how many operations have given their region back
+    freed: int  # number of operations that have given their region back
     built: Cells
     published: Cells
     message: Cells
     offer: Cells
-    rows: Cells  # how often the peer has said that it has published
-    messages: Cells  # how many have come
+    rows: Cells  # how often the peer has reported that it has published
+    messages: Cells  # number that have arrived
     offers: Cells
-    read: Cells  # how often the peer has said that it has loaded
+    read: Cells  # how often the peer has reported that it has loaded
     to_send: tuple[int, ...] = ()  # operations whose message the NIC has yet to read
 
 
@@ -47,14 +47,14 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Regions:
-    """The rules of P4, that of P2, then how much there is of what. With one sender, A sends to B."""
+    """The rules of P4, that of P2, then the sizes. With one sender, A sends to B."""
 
     waits_for_free: bool = True
     everything_has_arrived: bool = True
     has_read: bool = True
     readers_are_done: bool = True
     own_sends_are_done: bool = True
-    lies_in_its_region: bool = True  # without it each operation lies at the beginning of the first region
+    lies_in_its_region: bool = True  # without it each operation is at the beginning of the first region
     regions: int = 1
     operations: int = 2
     senders: int = 1
@@ -119,7 +119,7 @@ class Regions:
             after = self._count(state.with_rank(r, done=rank.done | LOADED), 1 - r, "read", n)
             if (loaded := state.ranks[1 - r].published[place]) != n:
                 after = after._replace(wrong=f"{name} loads the peer's rows of {loaded} for its own")
-            yield f"{name} loads the peer's rows, says that it is done", after
+            yield f"{name} loads the peer's rows, reports that it is done", after
 
     def _ends(self, r: int, rank: Rank, state: State) -> Iterator[Step[State]]:
         n, word, uses = rank.operation, rank.operation % self.regions, rank.operation // self.regions + 1

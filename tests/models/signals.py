@@ -1,4 +1,4 @@
-"""P5 to P8: what a signal says about rows, when so little is promised about the order in which puts arrive."""
+"""P5 to P8: what a signal says about rows, given how little is promised about the order in which puts arrive."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from .explore import RANKS, Step, with_item
 
-UNIT = 2  # what a put adds
-PUTS, USES = 2, 2  # puts in a use, each to a place of its own, and uses of these places one after the other
+UNIT = 2  # added by a put
+PUTS, USES = 2, 2  # puts in a use, each to a place of its own, and successive uses of these places
 NONE = -1
 ON_ITS_WAY, LANDED, ADDED = range(3)  # a piece: its data, then its share of the unit
 
 
 class Slot(NamedTuple):
     posted: int = 0  # uses that the writer has begun
-    pieces: tuple[tuple[int, int, int, int], ...] = ()  # use, put, piece, state: those not yet all there
-    holds: tuple[tuple[int, ...], ...] = ()  # for each put and piece, of which use the data is that lies there
+    pieces: tuple[tuple[int, int, int, int], ...] = ()  # use, put, piece, state: those not completely arrived
+    holds: tuple[tuple[int, ...], ...] = ()  # for each put and piece, the use of the data stored there
     word: int = 0
     base: int = 0
     use: int = 0  # the reader's
@@ -32,10 +32,10 @@ class Puts:
 
     waits_for_all_of_a_use: bool = True  # P5; without it a word that says two puts counts for the first two
     one_use_at_a_time: bool = True  # P6
-    base_moves_by_expected: bool = True  # P7; without it to the value that the word has when the use ends
+    base_moves_by_expected: bool = True  # P7; without it to the value of the word when the use ends
     pieces_add_one_unit: bool = True  # P8; without it each adds one
-    signal_behind_its_data: bool = True  # P8; without it the two go by different queue pairs
-    pieces: int = 2  # of each put on its way
+    signal_behind_its_data: bool = True  # P8; without it the two use different queue pairs
+    pieces: int = 2  # of each put in flight
 
     def initial(self) -> Slot:
         return Slot(holds=((NONE,) * self.pieces,) * PUTS)
@@ -73,7 +73,7 @@ class Puts:
             wanted = expected if self.waits_for_all_of_a_use else (state.placed + 1) * UNIT
             if state.word >= state.base + wanted:
                 found = [use for use in state.holds[state.placed] if use != state.use]
-                what = "what had lain there" if NONE in found or any(u < state.use for u in found) else "the next use's"
+                what = "stale data" if NONE in found or any(u < state.use for u in found) else "the next use's"
                 wrong = f"B places {what} for put {state.placed} of use {state.use}" if found else ""
                 yield (
                     f"B places put {state.placed} of use {state.use}",
@@ -98,7 +98,7 @@ class Puts:
 class Source(NamedTuple):
     step: int = 0  # 0: nothing done, 1: has rows or not, 2: its NIC adds, 3: done
     rows: int = 0
-    loaded: int = 0  # what its NIC has found in the word
+    loaded: int = 0  # the value of the word that its NIC has loaded
 
 
 class Words(NamedTuple):
@@ -109,7 +109,8 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class Writers:
-    """A and B, with rows for C or without, signal to C by NICs, whose adds are not atomic with each other's."""
+    """A and B, with or without rows for C, signal to C by NICs, whose adds are not atomic with respect to each
+    other."""
 
     one_writer: bool = True  # P6; without it A and B add to the same word
     sends_without_rows: bool = True  # P7; without it a source without rows sends no header, and no signal
@@ -137,7 +138,7 @@ class Writers:
                     ),
                 )
         if not state.ended and sum(state.values) == 2 * UNIT:
-            yield "C has what both have sent", state._replace(ended=True)
+            yield "C has received from both", state._replace(ended=True)
 
     def wrong(self, state: Words) -> str | None:
         return None

@@ -19,9 +19,10 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A sends to B, B to C and C to A; each stream has one slot. One warp of each rank sends, and places what comes."""
+    """A sends to B, B to C and C to A; each stream has one slot. One warp of each rank both sends and places
+    arrivals."""
 
-    polls: bool = True  # without it the warp waits for the slot of its next chunk before it looks at what has come
+    polls: bool = True  # without it the warp waits for the slot of its next chunk before it checks for arrivals
 
     def initial(self) -> tuple[Stream, ...]:
         return (Stream(),) * len(RANKS)
@@ -56,7 +57,7 @@ class Rounds(NamedTuple):
 class Combine:
     """B and C send chunks to A, which sums round k, and gives slots back, when chunk k of both is there."""
 
-    slot_for_each_stream: bool = True  # without it B and C share one, which belongs to the first to come
+    slot_for_each_stream: bool = True  # without it B and C share one, which belongs to the first to arrive
 
     def initial(self) -> Rounds:
         return Rounds()

@@ -1,8 +1,8 @@
 """P6, P7, P11 and P17 across nodes (docs/two_hops.md).
 
-A and B are of one node, C and D of another; A and C have the same local index, and so have B and D.
+A and B are on one node, C and D on another; A and C have the same local index, and so have B and D.
 
-Inside a node a chunk that is sent has come: its signal is a release behind its rows.
+Within a node a chunk has arrived as soon as it is sent: its signal is a release after its rows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from .explore import Step, with_item
 
-WAITS, SENT, COME, FORWARDED, DONE = range(5)  # a chunk; forwarded: it lies in a slot of the node, done: it is placed
+WAITS, SENT, COME, FORWARDED, DONE = range(5)  # a chunk; forwarded: it is in a slot of the node; done: it is placed
 
 # --- dispatch ---------------------------------------------------------------------------------------------------------
 
-RAIL_SLOTS = 2  # of C's stream at A
-ROWS = ((1, 1, 0), (1,))  # for B, in each chunk of C's stream, and of A's own for its node
+RAIL_SLOTS = 2  # of C's row stream at A
+ROWS = ((1, 1, 0), (1,))  # for B, in each chunk of C's row stream, and of A's own for its node
 ORIGINS = "CA"
 CHUNKS = tuple((s, c) for s, rows in enumerate(ROWS) for c in range(len(rows)))
 NONE = (-1, -1)
@@ -26,22 +26,22 @@ NONE = (-1, -1)
 
 class Chunks(NamedTuple):
     steps: tuple[tuple[int, ...], ...] = ((WAITS,) * len(ROWS[0]), (COME,) * len(ROWS[1]))
-    slots: tuple[tuple[tuple[int, int], ...], ...] = ()  # for each origin: which chunk lies in each of B's slots
-    counted: tuple[int, ...] = (0, 0)  # rows for B that A has seen of each stream
-    taken: tuple[int, int] = NONE  # the chunk that A's one warp blocks on
+    slots: tuple[tuple[tuple[int, int], ...], ...] = ()  # for each origin: the chunk in each of B's slots
+    counted: tuple[int, ...] = (0, 0)  # rows for B that A has seen in each row stream
+    taken: tuple[int, int] = NONE  # the chunk that A's only warp blocks on
     wrong: str = ""
 
 
 @dataclass(frozen=True)
 class Forwarding:
-    """C sends to A, which forwards to B what is for it, and what A itself has for B. B's output cannot be stored into,
-    so it is B that places rows.
+    """C sends to A, which forwards to B the rows for it, and A's own rows for B. B's output cannot be stored into, so B
+    itself places the rows.
     """
 
-    chunk_for_each_chunk: bool = True  # without it none is sent for one that has no rows for B
-    slots_for_each_origin: bool = True  # without it B has slots for each forwarder, whatever the origin
+    chunk_for_each_chunk: bool = True  # without it a chunk without rows for B is not forwarded
+    slots_for_each_origin: bool = True  # without it B has slots per forwarder, whatever the origin
     forwarder_polls: bool = True  # without it A has one warp, which blocks on the first chunk that it finds
-    header_says_first: bool = True  # without it A counts the rows that have come
+    header_says_first: bool = True  # without it A counts the rows that have arrived
     local_slots: int = 1
 
     def initial(self) -> Chunks:
@@ -102,20 +102,20 @@ class Forwarding:
 # --- combine ----------------------------------------------------------------------------------------------------------
 
 
-Rows = tuple[tuple[int, ...], ...]  # of each owner: where the row from its own node is, and the one from the other
+Rows = tuple[tuple[int, ...], ...]  # for each owner: states of the row from its own node and of the one from the other
 OWN, OTHER = range(2)
-TOKEN = (1, 0)  # of an owner: which one its own node's row belongs to, and the other node's
+TOKEN = (1, 0)  # for each owner: the token of its own node's row, and that of the other node's
 OWNERS, PRODUCERS = "AC", "BD"
 
 
 @dataclass(frozen=True)
 class Returning:
-    """B sends rows to A, D to C: one for A's tokens, one for C's. Each has one slot there; A and C forward what is for
-    the other, and sum their own tokens. Each one's token 0 has its row in the other's node, token 1 in its own.
+    """B sends rows to A, D to C: one for A's tokens, one for C's. Each has one slot there; A and C forward rows for the
+    other, and sum their own tokens. Each one's token 0 has its row in the other's node, token 1 in its own.
     """
 
-    stream_for_each_owner: bool = True  # without it a producer has one stream to a forwarder, its own node's rows first
-    summing_warps_are_others: bool = True  # without it the warps that sum forward when they have summed
+    stream_for_each_owner: bool = True  # without it a producer has one row stream per forwarder, own node's rows first
+    summing_warps_are_others: bool = True  # without it the summing warps forward once they have summed
 
     def initial(self) -> Rows:
         return ((WAITS, WAITS),) * len(OWNERS)
@@ -123,7 +123,7 @@ class Returning:
     def steps(self, state: Rows) -> Iterator[Step[Rows]]:
         for owner, steps in enumerate(state):
             for node, step in enumerate(steps):
-                here = owner if node == OWN else 1 - owner  # which node the producer is of
+                here = owner if node == OWN else 1 - owner  # the node of the producer
                 name = f"row for {OWNERS[owner]}"
                 if step == WAITS and not self._taken(state, here, node):
                     after = self._with(state, owner, node, FORWARDED if node == OWN else COME)
@@ -134,7 +134,7 @@ class Returning:
                     yield f"{OWNERS[owner]} sums token {TOKEN[node]}", self._with(state, owner, node, DONE)
 
     def _taken(self, state: Rows, here: int, node: int) -> bool:
-        """Whether the producer's one stream is held up by the row before."""
+        """Return whether the producer's only row stream is held up by the previous row."""
         return not self.stream_for_each_owner and node == OTHER and state[here][OWN] != DONE
 
     def _summed(self, state: Rows, owner: int) -> bool:
@@ -152,26 +152,26 @@ class Returning:
 
 CHUNK_ROWS, WARPS = 2, 4
 TOKENS = 5
-MINE = (2, 3)  # tokens whose rows are A's own, those of the others are B's: B has none in chunk 1
+MINE = (2, 3)  # tokens whose rows are A's own, the others are B's: B has none in chunk 1
 
 
 class Slot(NamedTuple):
     sent: int = 0  # chunks
-    given_back: int = 0  # what the word `next` says
-    holds: int = -1  # the chunk that lies in the slot
-    summed: int = 0  # tokens, a bit each
+    given_back: int = 0  # the value of the word `next`
+    holds: int = -1  # the chunk in the slot
+    summed: int = 0  # bit set of tokens
     wrong: str = ""
 
 
 @dataclass(frozen=True)
 class Summing:
-    """B sends rows for A's tokens, a chunk for each chunk of A's stream, in one slot. Each
-    warp of A sums every fourth token.
+    """B sends rows for A's tokens, a chunk for each chunk of A's row stream, in one slot. Each warp of A sums every
+    fourth token.
     """
 
     tokens_in_order: bool = True  # without it from the last one
     last_row_gives_back: bool = True  # without it the first
-    counts_all_rows: bool = True  # without it only those of the producer, of which a chunk may have none
+    counts_all_rows: bool = True  # without it only the producer's, of which a chunk may have none
     waits_for_all_chunks: bool = True  # without it only for those that hold a row of the token
 
     def initial(self) -> Slot:
@@ -217,11 +217,11 @@ ALL = range(len(NAMES))
 A, B, C, D = ALL
 NODES = ((A, B), (C, D))
 UNSET = -1
-MASKS = (0, 1 << B, 1 << D)  # who may be left out
+MASKS = (0, 1 << B, 1 << D)  # ranks that may be left out
 
 
 class Rank(NamedTuple):
-    mask: int = UNSET  # ranks that it leaves out, a bit each
+    mask: int = UNSET  # bit set of ranks that it leaves out
     counted: bool = False  # its messages to forwarders are sent
     told: bool = False  # its messages to the ranks of its node are sent
     complete: bool = False
@@ -233,12 +233,12 @@ Ranks = tuple[Rank, ...]
 
 @dataclass(frozen=True)
 class Counts:
-    """A rank sends its counts to its forwarder in the other node, a forwarder tells the ranks of its node. Of a
-    forwarder that is left out the other rank of its node does the work.
+    """A rank sends its counts to its forwarder in the other node, and a forwarder notifies the ranks of its node. The
+    other rank of a node replaces a forwarder that is left out.
     """
 
-    forwarder_waits: bool = True  # without it a forwarder tells its node what has come by then
-    both_messages_carry_the_mask: bool = True  # without it the first one alone
+    forwarder_waits: bool = True  # without it a forwarder notifies its node of the counts that have arrived by then
+    both_messages_carry_the_mask: bool = True  # without it only the first one does
 
     def initial(self) -> Ranks:
         return (Rank(),) * len(NAMES)
@@ -270,14 +270,14 @@ class Counts:
         if unlike:
             yield f"{name} finds another mask in {NAMES[unlike[0]]}'s message, fails", self._with(state, r, failed=True)
         elif not rank.told and (come == streams or not self.forwarder_waits):
-            yield f"{name} tells its node", self._with(state, r, told=True)
+            yield f"{name} notifies its node", self._with(state, r, told=True)
         elif rank.told and told == mates:
             yield f"{name} has all counts", self._with(state, r, complete=True)
         elif not self._can_go_on(r, streams, mates, state):
-            yield f"{name} waits in vain, fails", self._with(state, r, failed=True)
+            yield f"{name} times out, fails", self._with(state, r, failed=True)
 
     def _forwarder(self, s: int, mask: int) -> int | None:
-        """Of a rank in the other node, for one with this mask."""
+        """Return the forwarder of a rank in the other node, according to a mask."""
         if mask >> s & 1:
             return None
         usual = (s + 2) % len(NAMES)

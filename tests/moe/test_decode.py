@@ -1,4 +1,4 @@
-"""The layer for decoding: against a dense one and that of normal mode, in micro-batches, compiled; what it refuses."""
+"""The decoding layer: against a dense one and that of normal mode, in micro-batches, compiled; refused arguments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from harness import under_schedules
 from launches import torchrun
 from low_latency import CASTS, Sizes, Work, make_buffer
 
-# Also a rank without tokens, and one with as many as there may be.
+# Also a rank without tokens, and one with the maximum number.
 TOKENS = {1: (6,), 2: (9, 0), 4: (4, 0, 9, 1)}
 ROUNDINGS = 0.0079
-"""Of an expert's result and of the sum to bfloat16: 2**-8 each, and a little."""
+"""For the rounding of an expert's result and of the sum to bfloat16: 2**-8 each, and a margin."""
 SIZES = Sizes("decode", 2, TOKENS[2], 9, 128, 3, 4)
 
 
@@ -48,7 +48,7 @@ def test_as_a_dense_layer(ranks: int, cast: str) -> None:
                 for _ in range(3):
                     outs.append(layer(*given))
                     check_close(outs[-1], *expected[buffer.rank], ROUNDINGS)
-            assert all(torch.equal(outs[0], out) for out in outs), "bit by bit, on every run"
+            assert all(torch.equal(outs[0], out) for out in outs), "every run must give the same bits"
 
     under_schedules(ranks, on_each_rank, count=2)
 
@@ -66,7 +66,7 @@ def test_tokens_that_choose_no_expert() -> None:
 
 
 class GivenRoutes(nn.Module):
-    """A gate that has chosen."""
+    """A gate with given choices."""
 
     def __init__(self, topk_idx: Tensor, topk_weights: Tensor) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_as_the_layer_of_normal_mode(dtype: torch.dtype) -> None:
     """On the same Buffer, with the same weights."""
     work = Work.of(SIZES, skipped=0.2, results=False)
     expected = [dense(work, rank) for rank in range(2)]
-    # Experts in bfloat16 round what they open, too: in both modes, but not where the other one does.
+    # Experts in bfloat16 also round their intermediate values in both modes, but at different points.
     share = 0.016 if dtype == torch.float32 else 0.04
 
     def on_each_rank(group: Any) -> None:
@@ -127,7 +127,7 @@ def test_two_micro_batches(ranks: int, zero_copy: bool) -> None:
 
 
 def test_results_that_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `zero_copy` the experts write where the combine reads, and it is told so."""
+    """With `zero_copy` the experts write where the combine reads, and the combine is called accordingly."""
     sizes = sizes_of(1)
     work = Work.of(sizes, results=False)
 
@@ -196,7 +196,7 @@ WRONG_TOKENS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
 
 @pytest.mark.once
 def test_tokens_that_are_refused() -> None:
-    """Before anything is sent, also of the micro-batch that is right."""
+    """They are refused before anything is sent, even of the valid micro-batch."""
     sizes = Sizes("one", 1, (3,), 9, 128, 2, 4)
 
     def on_each_rank(group: Any) -> None:
@@ -248,11 +248,11 @@ def test_layers_that_are_refused() -> None:
                 ((mine.experts, 4, 9, name), TypeError, "experts=Experts: expected deep_ep_py.moe.PackedExperts"),
                 ((mine, 8, 9, name), ValueError, "num_experts=8: expected 4, 4 on each of 1 ranks"),
                 ((mine, 4, 0, name), ValueError, "num_max_dispatch_tokens_per_rank=0: expected 1 to"),
-                ((mine, 4, 9, "unknown"), ValueError, "group='unknown': expected the name of a Buffer"),
+                ((mine, 4, 9, "unknown"), ValueError, "group='unknown': expected the name of a live Buffer"),
                 ((mine, 4, 9, name, 2), TypeError, "use_fp8=2: expected a bool"),
                 ((mine, 4, 9, name, True, False, True), ValueError, "use_ue8m0=True: expected together with"),
-                ((mine, 4, 9, name, True, True, True), ValueError, "a multiple of 512 with it, not 128"),
-                ((narrow, 4, 9, name, True), ValueError, "a multiple of 128 with it, not 64"),
+                ((mine, 4, 9, name, True, True, True), ValueError, "a multiple of 512, not 128"),
+                ((narrow, 4, 9, name, True), ValueError, "a multiple of 128, not 64"),
             ]
             for arguments, error, message in given:
                 with pytest.raises(error, match=message):
@@ -262,7 +262,7 @@ def test_layers_that_are_refused() -> None:
 
 
 def packed_rows(how: str, hidden: int = 512) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Rows of 3 experts, their scales and counts; what is not there is not a number."""
+    """Make rows of 3 experts, their scales and counts; rows beyond the counts are NaN."""
     random = torch.Generator().manual_seed(4)
     counts = torch.tensor([5, 0, 2], dtype=torch.int32)
     x = torch.full((3, 5, hidden), torch.nan, dtype=torch.bfloat16)
@@ -281,14 +281,14 @@ def test_packed_experts(how: str) -> None:
     x, scales, counts = packed_rows(how)
     out = torch.full(x.shape, 7, dtype=torch.bfloat16)
     assert moe.PackedExperts(experts)(x, scales, counts, out) is out
-    # All rows in one batch, as on a GPU: those that are there are the same.
+    # All rows in one batch, as on a GPU: rows within the counts must be equal.
     batched = packed.swiglu(x, scales, experts.gate_and_up, experts.down).detach()
     for expert, count in enumerate(counts.tolist()):
         torch.testing.assert_close(out[expert, :count].float(), batched[expert, :count], rtol=2**-8, atol=1e-5)
-        assert (out[expert, count:] == 7).all(), "nothing is made of rows that are not there"
+        assert (out[expert, count:] == 7).all(), "rows beyond the counts must not be computed"
     op = torch.ops.deep_ep.packed_swiglu.default
     weights = experts.gate_and_up.detach(), experts.down.detach()
-    # torch's check of schemas cannot compare float8 arguments.
+    # The schema check of torch cannot compare float8 arguments.
     tests = ("test_faketensor",) if scales is not None else ("test_schema", "test_faketensor")
     torch.library.opcheck(op, (x, scales, counts, *weights, out), test_utils=tests)
 
@@ -304,7 +304,7 @@ def test_packed_rows_that_are_refused() -> None:
         (
             (x, scales, counts),
             ValueError,
-            r"scales=float32\[3, 5, 4\].*: expected scales with float8_e4m3fn rows alone",
+            r"scales=float32\[3, 5, 4\].*: expected scales with float8_e4m3fn rows and no others",
         ),
         ((rows, None, counts), ValueError, "scales=None: expected scales with float8_e4m3fn rows"),
         ((x, None, counts.long()), TypeError, r"counts=int64\[3\].*: expected int32\[3\]"),
@@ -331,7 +331,7 @@ def test_compiled_in_one_piece(cast: str) -> None:
             x, ids, weights = routed(work, buffer.rank)
             for tokens in (len(x), len(x) // 2):
                 given = x[:tokens], ids[:tokens], weights[:tokens]
-                assert torch.equal(compiled(*given), layer(*given)), "the same kernels"
+                assert torch.equal(compiled(*given), layer(*given)), "the same kernels give the same bits"
 
     run_ranks(2, on_each_rank, seed=1)
 
@@ -339,7 +339,7 @@ def test_compiled_in_one_piece(cast: str) -> None:
 @pytest.mark.slow
 @pytest.mark.once
 def test_between_processes(workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of micro-batches on other threads than began them, and a layer compiled by inductor."""
+    """Micro-batch steps on other threads than the ones that began them, and a layer compiled by inductor."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     backend = "aot_eager" if shutil.which("g++") is None else "inductor"
     done = torchrun(workers / "decode_layers.py", 2, backend)

@@ -1,4 +1,4 @@
-"""The low-latency ops: the Buffer's values, what is refused, torch's own checks, compiled layers."""
+"""The low-latency ops: the values of the Buffer, refused arguments, torch's own checks, compiled layers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_values(cast: str) -> None:
             check(work, rank, how, received)
             out = ops.low_latency_combine(work.results[rank], ids, work.weights[rank], received.routes, name)
             check_combine(work, rank, out)
-            # The routes hold all there is: copies of them will do.
+            # The routes contain all state: copies of them suffice.
             copies = [tensor.clone() for tensor in received.routes]
             check_combine(
                 work, rank, ops.low_latency_combine(work.results[rank], ids, work.weights[rank], copies, name)

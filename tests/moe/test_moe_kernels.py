@@ -1,4 +1,4 @@
-"""What a layer is made of: permutation and grouped products with their gradients, FP8 casts, kernels in Triton."""
+"""The parts of a layer: permutation and grouped GEMMs with their gradients, FP8 casts, Triton kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random(*shape: int) -> Tensor:
 
 
 def ids() -> Tensor:
-    """Some of no expert here, one row of none at all."""
+    """Return ids of which some are of no local expert, with one row of no expert at all."""
     topk_idx = torch.randint(-2, EXPERTS + 2, (ROWS, TOPK), generator=torch.Generator().manual_seed(1))
     topk_idx[4] = -1
     return topk_idx
@@ -41,7 +41,7 @@ def ids() -> Tensor:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: pip install '.[triton]'")
 def test_triton_does_as_torch(workers: Path) -> None:
-    """In a process of its own: Triton asks for its interpreter when it is first imported."""
+    """In a separate process, because Triton chooses its interpreter when it is first imported."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, str(workers / "triton_kernels.py")],
@@ -86,7 +86,7 @@ def test_permute_and_unpermute_have_the_gradients_of_plain_torch() -> None:
     plain.sin().sum().backward()
     for got, wanted in ((out, plain), (x.grad, plain_x.grad), (weights.grad, plain_weights.grad)):
         torch.testing.assert_close(got, wanted)
-    assert not out[4].any(), "a row without an expert here"
+    assert not out[4].any(), "expected zeros in a row without a local expert"
 
 
 def test_grouped_linear_has_the_gradients_of_plain_torch() -> None:
@@ -118,15 +118,15 @@ def test_fp8_and_back(dtype: torch.dtype) -> None:
     x = (random(ROWS, 512) * torch.logspace(-2, 3, ROWS).unsqueeze(1)).to(dtype)
     x[3] = 0
     rows, scales = moe.per_token_cast_to_fp8(x[:0])
-    assert moe.per_token_cast_back(rows, scales).shape == (0, 512), "of a rank that received nothing"
+    assert moe.per_token_cast_back(rows, scales).shape == (0, 512), "a rank may have received nothing"
     for round_scale in (False, True):
         rows, scales = moe.per_token_cast_to_fp8(x, round_scale)
         assert rows.dtype == torch.float8_e4m3fn and scales.shape == (ROWS, 4)
         back = moe.per_token_cast_back(rows, scales, torch.float32)
-        # Half a unit of three bits of mantissa; below the smallest normal number, of what its scale makes of that.
+        # Half an ulp of a 3-bit mantissa; below the smallest normal number, half its spacing times the scale.
         bound = torch.maximum(x.float().abs() * 2.0**-4, scales.repeat_interleave(128, 1) * 2.0**-10)
         assert ((back - x.float()).abs() <= bound * 1.001).all()
-        assert round_scale or rows.float().abs().amax(dim=1).sub(448).abs().max() == 448, "all but the row of zeros"
+        assert round_scale or rows.float().abs().amax(dim=1).sub(448).abs().max() == 448, "all but the zero row"
 
 
 def test_packed_exponents() -> None:
@@ -135,7 +135,7 @@ def test_packed_exponents() -> None:
     same_rows, packed = moe.per_token_cast_to_fp8(x, round_scale=True, use_ue8m0=True)
     assert torch.equal(rows.view(torch.uint8), same_rows.view(torch.uint8))
     assert packed.dtype == torch.int32 and packed.shape == (ROWS, 2)
-    assert int(packed[2, 1]) & 0xFF == int(scales[2, 4].log2()) + 127, "the first exponent is in the lowest byte"
+    assert int(packed[2, 1]) & 0xFF == int(scales[2, 4].log2()) + 127, "the first exponent must be in the lowest byte"
     column_major = packed.t().contiguous().t()
     assert torch.equal(moe.per_token_cast_back(rows, column_major), moe.per_token_cast_back(rows, scales))
     one_word = packed[:1, :1].as_strided((1, 1), (1, 12))

@@ -1,4 +1,4 @@
-"""The MoE layer over ranks: against one process with all experts, and compiled in one piece."""
+"""The MoE layer across ranks: against one process with all experts, and compiled as one graph."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def gate() -> moe.Gate:
 
 @functools.cache
 def inputs() -> tuple[list[Tensor], list[Tensor]]:
-    """Rows of each rank, and gradients of what becomes of them."""
+    """Return the rows of each rank, and gradients for its outputs."""
     random = torch.Generator().manual_seed(6)
     return tuple([torch.randn(tokens, HIDDEN, generator=random) for tokens in TOKENS] for _ in range(2))  # type: ignore[return-value]
 
 
 def results(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
-    """The output, and the gradients of the rows and of each weight."""
+    """Return the output, and the gradients of the rows and of each weight."""
     x = x.clone().requires_grad_()
     out = layer(x)
     out.backward(grad)
@@ -61,7 +61,7 @@ def test_as_one_process_with_all_experts(worst: int) -> None:
     for together in under_schedules(ranks, on_each_rank, count=2):
         for name in ("out", "x"):
             got = torch.cat([of_rank[name] for of_rank in together])
-            # Rows are rounded to BF16: where a sum in another order lies on the other side of a middle, by one place.
+            # Rows are rounded to BF16: sums in another order may be on the other side of a midpoint, one ulp apart.
             torch.testing.assert_close(got, alone[name], rtol=2**-7, atol=1e-3)
         got = sum(of_rank["gate.weight"] for of_rank in together)
         torch.testing.assert_close(got, alone["gate.weight"], rtol=2**-7, atol=1e-3)
@@ -72,7 +72,7 @@ def test_as_one_process_with_all_experts(worst: int) -> None:
 
 
 def test_a_layer_that_is_computed_again_for_its_backward() -> None:
-    """As activation checkpointing does: the forward's dispatch and combine run once more, on all ranks."""
+    """As in activation checkpointing: dispatch and combine of the forward run once more, on all ranks."""
     ranks, rows = len(TOKENS), inputs()
     case = Case("layer", ranks, TOKENS, hidden=HIDDEN, topk=TOPK, experts=EXPERTS, num_nvl_bytes=AMPLE)
 
@@ -97,7 +97,7 @@ def test_a_layer_that_is_computed_again_for_its_backward() -> None:
 def test_experts_are_the_same_wherever_they_are_held() -> None:
     everything, half = moe.Experts(0, 8, 16, 4, seed=2), moe.Experts(4, 4, 16, 4, seed=2)
     assert torch.equal(everything.down[4:], half.down) and torch.equal(everything.gate_and_up[4:], half.gate_and_up)
-    assert not torch.equal(half.down, moe.Experts(4, 4, 16, 4, seed=1).down), "other layers have others"
+    assert not torch.equal(half.down, moe.Experts(4, 4, 16, 4, seed=1).down), "another seed must give other weights"
 
 
 def test_the_gate_chooses_the_most_likely() -> None:
@@ -117,7 +117,7 @@ def test_the_gate_chooses_the_most_likely() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if LONG else ["inductor"])
 def test_compiled_in_one_piece(workers: Path, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch's cache knows a graph by its ops' names, and would bring back one of an op whose outputs were others then.
+    # torch's cache identifies a graph by the names of its ops, and could return one for an op that had other outputs.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("needs g++: inductor compiles C++")

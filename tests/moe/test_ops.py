@@ -1,4 +1,4 @@
-"""The torch ops: the Buffer's values, gradients, names, lives, torch's own checks."""
+"""The torch ops: the values of the Buffer, gradients, names, lifetimes, torch's own checks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def leaf(tensor: Tensor) -> Tensor:
 
 
 def rows_of_experts(received: ops.Dispatched) -> Tensor:
-    """A differentiable something of rows and weights; exact, for values are small multiples of powers of two."""
+    """Return a differentiable function of rows and weights; exact, as values are small multiples of powers of two."""
     return received.x * received.topk_weights.sum(dim=1, keepdim=True).bfloat16()
 
 
 def coarse(work: oracle.Workload, random: torch.Generator) -> oracle.Workload:
-    """The same routing with rows and weights whose sums and products are exact in BF16."""
+    """Return the same routing with rows and weights whose sums and products are exact in BF16."""
     x = [torch.randint(-2, 3, x.shape, generator=random).bfloat16() for x in work.x]
     weights = [torch.randint(1, 3, w.shape, generator=random).float() / 2 for w in work.topk_weights]
     return oracle.Workload(work.num_experts, x, work.topk_idx, weights)
 
 
 def by_hand(work: oracle.Workload, rank: int, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The output of a rank's tokens, and the gradients of their rows and weights, without communication."""
+    """Return the outputs for the tokens of a rank and the gradients of rows and weights, without communication."""
     x, weights = leaf(work.x[rank].double()), leaf(work.topk_weights[rank].double())
     owner = torch.where(work.topk_idx[rank] < 0, -1, work.topk_idx[rank] // (work.num_experts // work.num_ranks))
     out = torch.zeros_like(x)
@@ -68,7 +68,7 @@ def test_values_and_gradients(name: str, worst: bool) -> None:
         rows = max(received_rows) + 1 if worst else 0
         received = ops.dispatch(x, work.topk_idx[rank], weights, case.experts, name, rows)
         assert len(received.x) == (rows or received_rows[rank])
-        assert not received.x[received_rows[rank] :].any(), "rows that no rank sent are cleared"
+        assert not received.x[received_rows[rank] :].any(), "rows that no rank sent must be cleared"
         out = ops.combine(rows_of_experts(received), received.routes, name)
         out.backward(grads[rank])
         for what, got, wanted in zip(("out", "x", "weights"), (out.detach(), x.grad, weights.grad), expected[rank]):
@@ -87,7 +87,7 @@ def test_again_along_the_same_routes() -> None:
         x = leaf(work.x[rank][:, :8].contiguous())
         rows = ops.dispatch_again(x, received.routes, name)
         assert torch.equal(rows, received.x[:, :8])
-        # An expanded gradient: kernels need rows that lie one after the other.
+        # An expanded gradient, while kernels need contiguous rows.
         rows.backward(torch.ones(1, 1, dtype=torch.bfloat16).expand(rows.shape))
         copies = (work.topk_idx[rank] // 2).sort(dim=1).values.diff(dim=1).ne(0).sum(dim=1, keepdim=True) + 1
         assert torch.equal(x.grad, copies.bfloat16().expand(x.shape))
@@ -111,7 +111,7 @@ def test_weights_that_need_no_gradient() -> None:
 
 @pytest.mark.once
 def test_nothing_is_left_of_a_thousand_steps() -> None:
-    """With a backward, with a graph that is dropped without one, under no_grad; routes are kept a while."""
+    """With a backward, with a graph dropped without one, and under no_grad; some routes are kept for a while."""
     work = build(SMALL)
 
     def step(turn: int, name: str, rank: int, kept: list[Any]) -> None:
@@ -138,7 +138,7 @@ def test_nothing_is_left_of_a_thousand_steps() -> None:
                 group.barrier()
                 seen.append((buffer.stats()["arena_used"], tensors()))
                 group.barrier()
-        assert buffer.stats()["rounds"] == 0, "outputs came from shared memory all the time"
+        assert buffer.stats()["rounds"] == 0, "all outputs must have come from shared memory"
         return seen
 
     for early, late in run_ranks(SMALL.ranks, on_each_rank):
@@ -149,24 +149,24 @@ def test_names() -> None:
     def on_each_rank(group: Any) -> str:
         buffer, other = (make_buffer(group, SMALL, "peer") for _ in range(2))
         name = ops.register(buffer)
-        assert ops.register(buffer) == name, "again is fine"
-        with pytest.raises(ValueError, match=r"name='rank .*another Buffer's"):
+        assert ops.register(buffer) == name, "registering again must be allowed"
+        with pytest.raises(ValueError, match=r"name='rank .*no other Buffer"):
             ops.register(other)
         assert ops.register(other, f"{name} second") != name
-        assert name.endswith(f"/{buffer.group_size} ranks/1"), "what a compiler's cache must tell apart"
+        assert name.endswith(f"/{buffer.group_size} ranks/1"), "compiler caches must distinguish these"
         other.destroy()
-        assert ops.register(buffer, f"{name} second"), "a name is free again when its Buffer is destroyed"
+        assert ops.register(buffer, f"{name} second"), "a name must be free again when its Buffer is destroyed"
         with pytest.raises(ValueError, match="name=''"):
             ops.register(buffer, "")
         with pytest.raises(TypeError, match="buffer='a name'"):
             ops.register("a name")  # type: ignore[arg-type]
         del buffer
-        with pytest.raises(ValueError, match=r"group='rank .*that is alive"):
+        with pytest.raises(ValueError, match=r"group='rank .*live Buffer"):
             ops.dispatch(torch.zeros(1, 16), torch.zeros(1, 1), torch.zeros(1, 1), 4, name)
         return name
 
     names = run_ranks(2, on_each_rank)
-    assert len(set(names)) == 2, "ranks of one process do not share a name"
+    assert len(set(names)) == 2, "ranks of one process must not share a name"
 
 
 def test_routes_that_are_not_of_this_buffer() -> None:
@@ -184,7 +184,7 @@ def test_routes_that_are_not_of_this_buffer() -> None:
         wrong = [*received.routes[:1], received.routes[1].long(), *received.routes[2:]]
         with pytest.raises(TypeError, match=r"routes\[1\]=int64"):
             ops.dispatch_again(work.x[rank], wrong, name)
-        ops.combine(received.x, received.routes, name)  # nothing was launched: the Buffer is as before
+        ops.combine(received.x, received.routes, name)  # nothing was launched: the Buffer is unchanged
 
     run_ranks(SMALL.ranks, on_each_rank)
 
@@ -192,10 +192,10 @@ def test_routes_that_are_not_of_this_buffer() -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("worst", [0, 9])
 def test_torch_finds_nothing_wrong_with_the_ops(worst: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schema, aliasing, fake shapes, autograd's registration, and tracing with unknown sizes."""
+    """Schema, aliasing, fake shapes, autograd registration, and tracing with unknown sizes."""
 
     def uncounted_routes(*arguments: Any) -> list[Tensor]:
-        """The same routes from every call: torch compares calls, and would see that operations are counted."""
+        """Return the same routes from every call: torch compares calls, and would notice that operations count."""
         numbers, *tensors = to_routes(*arguments)
         numbers[1] = 0
         return [numbers, *tensors]

@@ -2,14 +2,14 @@
 
     torchrun --nnodes N --nproc-per-node M --node-rank R --master-addr HOST --master-port PORT -m pytest tests/multinode
 
-A node is the LOCAL_WORLD_SIZE processes of a launcher: a machine, and the host proxy joins them; or several launchers
-on one machine play several nodes, joined by software NICs. DEEP_EP_RANKS_PER_NODE makes nodes smaller: then software
-NICs join the nodes of a machine, and the proxy joins machines.
+A node consists of the LOCAL_WORLD_SIZE processes of a launcher. Either each node is a machine and the host proxy joins
+them, or several launchers on one machine play several nodes, joined by software NICs. DEEP_EP_RANKS_PER_NODE makes
+nodes smaller: software NICs then join the nodes of a machine, and the proxy joins machines.
 
-A test may fail on some ranks alone, and the next one must not find them out of step. So at the end of each test all
-ranks tell each other how it went; if it has failed on any, it fails on all, and every Buffer recovers. That exchange
-goes over the process group: a test that used the group for something else could meet it there, so tests call Buffers
-alone, and fixtures make these.
+A test may fail on some ranks only, and the next one must not find them out of step. Therefore all ranks exchange the
+outcome at the end of each test; if the test has failed on any rank, it fails on all, and all Buffers recover. The
+exchange uses the process group and could be confused with other uses of it, so tests only call Buffers, and fixtures
+create these.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from places import TESTS
 
 COMMAND = "torchrun --nnodes N --nproc-per-node M ... -m pytest tests/multinode"
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for each process."""
+"""The variables that torchrun sets for each process."""
 
 BUFFER_SECONDS = 30.0
-"""Bound of a wait in a call; ample where several ranks share a core."""
+"""Bound of a wait in a call; ample even if several ranks share a core."""
 GROUP_SECONDS = 180.0
-"""Bound of an exchange over the group, for which a rank may be late by several such waits."""
+"""Bound of an exchange over the group, to which a rank may be late by several such waits."""
 
-# By name: a routing, and the tokens of a rank.
+# By name: a routing, and the number of tokens of a rank.
 CASES: dict[str, tuple[str, Callable[[int], int]]] = {
     "uniform": ("uniform", lambda rank: 24),
     "ranks_without_tokens": ("skewed", lambda rank: 7 * rank % 40 * (rank % 3 != 1)),
@@ -56,7 +56,7 @@ _buffers: list[deep_ep.Buffer] = []
 
 @dataclass(frozen=True)
 class World:
-    """All ranks as torchrun has started them, and which of them this process is."""
+    """All ranks that torchrun has started, and the rank of this process."""
 
     rank: int
     ranks: int
@@ -74,7 +74,7 @@ class World:
 
     @functools.cache  # noqa: B019 - there is one world
     def trial(self, name: str) -> Trial:
-        """Return the same with what must come of it."""
+        """Return the same with the expected results."""
         return Trial.of(self.case(name))
 
 
@@ -110,7 +110,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def ranks_that_fail(test: str, failed: bool) -> list[int]:
-    """Tell all ranks whether a test has failed on this one; return the ranks on which it has. Then Buffers recover."""
+    """Tell all ranks whether a test has failed on this one; return the ranks where it has, after recovering if any."""
     try:
         if failed:
             for buffer in _buffers:
@@ -123,8 +123,8 @@ def ranks_that_fail(test: str, failed: bool) -> list[int]:
         if ranks:
             for buffer in _buffers:
                 buffer.recover()
-    except RuntimeError as error:  # also gloo's, or a Buffer's
-        pytest.exit(f"the ranks cannot go on together: {error}", returncode=1)
+    except RuntimeError as error:  # including those of gloo or a Buffer
+        pytest.exit(f"the ranks cannot continue together: {error}", returncode=1)
     return ranks
 
 
@@ -136,7 +136,7 @@ def world() -> World:
 
 @pytest.fixture(scope="session")
 def group() -> Iterator[Any]:
-    """All ranks, over gloo: for Buffers, and to end tests together."""
+    """Make the gloo group of all ranks, for Buffers and to end tests together."""
     be_killed_with_parent()
     dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_SECONDS))
     yield dist.group.WORLD
@@ -145,7 +145,7 @@ def group() -> Iterator[Any]:
 
 @contextmanager
 def made(group: Any, world: World, **options: Any) -> Iterator[deep_ep.Buffer]:
-    """Make a Buffer on all ranks. It is told how many ranks a node has, and chooses fabric and hops by that."""
+    """Make a Buffer on all ranks. From the number of ranks per node it chooses fabric and hops."""
     sizes = {"num_nvl_bytes": 1 << 22, "arena_bytes": 1 << 24, **options}
     with deep_ep.Buffer(group, ranks_per_node=world.ranks_per_node, timeout=BUFFER_SECONDS, **sizes) as buffer:
         _buffers.append(buffer)
@@ -155,34 +155,34 @@ def made(group: Any, world: World, **options: Any) -> Iterator[deep_ep.Buffer]:
             _buffers.remove(buffer)
 
 
-# The software NICs of an idle Buffer look for work now and then, and its memory stays: so a Buffer lives no longer
+# The software NICs of an idle Buffer still poll for work, and its memory stays allocated, so a Buffer lives no longer
 # than a module.
 
 
 @pytest.fixture(scope="module")
 def buffer(group: Any, world: World) -> Iterator[deep_ep.Buffer]:
-    """Of normal mode, with the hops that it chooses itself."""
+    """Make a Buffer for normal mode that chooses the number of hops itself."""
     with made(group, world) as buffer:
         yield buffer
 
 
 @pytest.fixture
 def one_hop(group: Any, world: World) -> Iterator[deep_ep.Buffer]:
-    """Of normal mode, whose rows go straight to each rank."""
+    """Make a Buffer for normal mode whose rows go straight to each rank."""
     with made(group, world, hops=1) as buffer:
         yield buffer
 
 
 @pytest.fixture(scope="session")
 def work(world: World) -> Work:
-    """What low-latency calls exchange."""
+    """Return the data that low-latency calls exchange."""
     tokens = tuple(5 * rank % 17 for rank in range(world.ranks))
     return Work.of(Sizes("several nodes", world.ranks, tokens, max(tokens), 256, 4, 2 * world.ranks))
 
 
 @pytest.fixture(scope="module")
 def both_modes(group: Any, world: World, work: Work) -> Iterator[deep_ep.Buffer]:
-    """Of both modes, with room for `work`."""
+    """Make a Buffer for both modes, with room for `work`."""
     sizes = work.sizes
     needed = deep_ep.Buffer.get_low_latency_rdma_size_hint(
         sizes.max_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk

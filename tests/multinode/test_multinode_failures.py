@@ -1,4 +1,4 @@
-"""What fails on one rank among several nodes is told to all of them, and they go on together."""
+"""A failure on one rank of several nodes is reported to all of them, and they continue together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness import dispatch_arguments, round_trip
 
 
 def test_another_hidden_size_is_told_to_all(world: Any, buffer: deep_ep.Buffer) -> None:
-    """Also to ranks that exchange no message with the one that has it."""
+    """Even ranks that exchange no message with the deviating rank are told."""
     trial, odd = world.trial("uniform"), world.ranks - 1
     x = trial.work.x[world.rank]
     given = torch.cat([x, x], dim=1) if world.rank == odd else x

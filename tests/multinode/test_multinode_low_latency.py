@@ -1,4 +1,4 @@
-"""Low-latency mode among several nodes against the oracle, alone and beside normal mode."""
+"""Low-latency mode across several nodes against the oracle, alone and alongside normal mode."""
 
 from __future__ import annotations
 

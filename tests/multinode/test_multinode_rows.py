@@ -1,4 +1,4 @@
-"""Normal mode among several nodes against the oracle."""
+"""Normal mode across several nodes against the oracle."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_topology(world: Any, buffer: deep_ep.Buffer) -> None:
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_round_trip(name: str, world: Any, buffer: deep_ep.Buffer) -> None:
-    """A layout, a dispatch and a combine with weights and biases; then a dispatch and a combine by the handle."""
+    """A layout, a dispatch and a combine with weights and biases, and then a dispatch and a combine with the handle."""
     round_trip(buffer, world.rank, world.trial(name), blocks=2)
 
 
 def test_rows_cross_between_ranks_of_the_same_place_alone(world: Any, buffer: deep_ep.Buffer) -> None:
-    """In their nodes. Software NICs count it; others are not asked."""
+    """The place is that within the node. Software NICs count the rows; other NICs are not checked."""
     trial = world.trial("uniform")
     before = buffer.network_counters()
     trial.check_dispatch(world.rank, buffer.dispatch(**dispatch_arguments(trial.work, world.rank)))
@@ -46,7 +46,7 @@ def test_rows_cross_between_ranks_of_the_same_place_alone(world: Any, buffer: de
 
 
 def test_one_hop_gives_the_same_rows(world: Any, buffer: deep_ep.Buffer, one_hop: deep_ep.Buffer) -> None:
-    """Sums are rounded elsewhere: each way has the bits of its own order."""
+    """Sums are rounded at other points, so each path has the bits of its own order."""
     assert one_hop._engine.topology.hops == 1
     straight = Trial.of(replace(world.case("uniform"), hops=1))
     received = []
@@ -61,7 +61,7 @@ def test_one_hop_gives_the_same_rows(world: Any, buffer: deep_ep.Buffer, one_hop
 
 
 def test_internode_calls(world: Any, buffer: deep_ep.Buffer) -> None:
-    """By the names that V1 has for several nodes, with the elements of a handle in its place."""
+    """Calls by V1's names for several nodes, with the elements of a handle in place of the handle."""
     trial = world.trial("ranks_without_tokens")
     results = buffer.internode_dispatch(**dispatch_arguments(trial.work, world.rank))
     trial.check_dispatch(world.rank, results)
@@ -84,5 +84,5 @@ def test_num_worst_tokens(world: Any, buffer: deep_ep.Buffer) -> None:
 
 
 def test_async_finish(world: Any, buffer: deep_ep.Buffer) -> None:
-    """Calls queue up behind each other, and their events are waited for backwards."""
+    """Calls are queued one after another, and their events are waited for in reverse order."""
     queued_round_trip(buffer, world.rank, world.trial("ranks_without_tokens"), 1)

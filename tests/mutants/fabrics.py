@@ -1,4 +1,4 @@
-"""Bugs of the ways that puts take: loads and stores, and queue pairs."""
+"""Bugs of the paths that puts take: loads and stores, and queue pairs."""
 
 from __future__ import annotations
 

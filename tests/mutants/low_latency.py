@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "low latency: starts found before all lanes have taken their routings",
         _RECEIVE,
-        "            __syncwarp();  // the sources are there\n",
+        "            __syncwarp();  // the sources have been stored\n",
         "",
         *LOW_LATENCY,
     ),
@@ -226,7 +226,7 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "low latency: slots of first mentions read by lanes that do not meet",
         _SEND,
-        "    __syncwarp();  // the slots of experts' first mentions are there\n",
+        "    __syncwarp();  // the slots of experts' first mentions have been stored\n",
         "",
         *_PUTS,
     ),

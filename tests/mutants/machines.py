@@ -1,4 +1,4 @@
-"""Bugs of what hosts of several machines tell each other."""
+"""Bugs in the messages between hosts of several machines."""
 
 from __future__ import annotations
 

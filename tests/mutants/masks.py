@@ -1,4 +1,4 @@
-"""Bugs of masked ranks."""
+"""Bugs in the handling of masked ranks."""
 
 from __future__ import annotations
 

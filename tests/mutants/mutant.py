@@ -1,4 +1,4 @@
-"""What a planted bug is, and the scenarios that may catch one: those of tests/native/protocol."""
+"""The definition of a planted bug, and the scenarios of tests/native/protocol that may catch one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda", "proxy")
 FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda", "failing proxy")
-# In these, rows are written over while others read them, and what comes of it must not count: a race on purpose.
+# Here rows are overwritten while others read them, and the results must not count: an intentional race.
 RACING = (*FAILING, "failing, watched", "two hops failing")
 ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
 REPLAYS = ("replays", "replays ibgda", "replays proxy")
@@ -32,19 +32,19 @@ class Mutant:
     Parameters
     ----------
     name
-        What is wrong.
+        The bug.
     file
-        Where, below csrc/.
+        The file, below csrc/.
     changes
         Texts and their replacements.
     build
         The variant that catches it.
     scenarios
-        Those in which it does, in the order of trying.
+        The scenarios that catch it, in the order of trying.
     silent
-        Whether all scenarios of the fast build pass in spite of it, which is checked: only an order of memory is wrong.
+        Whether all scenarios of the fast build pass in spite of it, which is checked: only a memory order is wrong.
     endless
-        Whether it shows by never ending.
+        Whether it shows up as a run that never ends.
     """
 
     name: str

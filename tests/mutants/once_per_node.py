@@ -1,4 +1,4 @@
-"""Bugs of low-latency rows that go once to each node, and of sums that come back."""
+"""Bugs of low-latency rows that go once to each node, and of the sums that return."""
 
 from __future__ import annotations
 

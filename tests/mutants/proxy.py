@@ -1,4 +1,4 @@
-"""Bugs of the proxy: of the ring of commands, of the messages that they become, of the totals that those add up to."""
+"""Bugs of the proxy: in the ring of commands, in the messages they become, in the totals these add up to."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Bugs that the tests must catch, each planted alone: what is changed, and which build and scenario must notice.
+"""Bugs that the tests must catch, each planted alone: the change, and the build and scenario that must detect it.
 
-A change is a pair of texts; the first stands once in the file.
+A change is a pair of texts; the first occurs exactly once in the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), p
 _MARK = "device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));"
 _LOOK = "if_current(device::add_release<Scope::kSystem>(abort_word(peers().local), 0ull));"
 _EXCHANGE = "device::exchange_acquire<Scope::kSystem>(theirs, word);"
-# As over a link that is slow, which is no bug: so the peer may have looked for the last time before it is told.
+# Mimics a slow link, which is not a bug: the peer may have checked for the last time before it is notified.
 _SLOWLY = "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kSystem>(abort_word(peers().local));\n"
 
 MUTANTS = (
@@ -239,7 +239,7 @@ MUTANTS = (
         "recovery: the old network goes on",
         "host/session/recovery.cpp",
         (
-            ("    networks_ = {};  // before the next are made: no agent of the old ones is left\n", ""),
+            ("    networks_ = {};  // before the next ones are made, so that no agent of the old ones remains\n", ""),
             ("    networks_ = make_networks_(*memory_, reached, generation, host_words_.get());\n", ""),
         ),
         "exact",

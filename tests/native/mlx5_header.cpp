@@ -92,7 +92,7 @@ void check(u64 index, u32 queue, u64 remote, u32 rkey, u64 local, u32 lkey, u32 
     ours.returned = mlx5::data(local, mlx5::big(lkey), 8);
     compare("fetch and add", &ours, &theirs, 64);
 
-    // The doorbell is the beginning of a control segment; its counter is what the record says.
+    // The doorbell is the beginning of a control segment; the doorbell record holds its counter.
     mlx5_wqe_ctrl_seg bell;
     mlx5dv_set_ctrl_seg(&bell, static_cast<u16>(index), 0, 0, queue, 0, 0, 0, 0);
     const u64 doorbell = mlx5::doorbell(queue, index);

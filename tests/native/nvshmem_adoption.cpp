@@ -1,8 +1,8 @@
-// Adopts queue pairs and keys from made-up states of an NVSHMEM, whose layout a golden file names:
+// Adopts queue pairs and keys from fabricated states of an NVSHMEM, with the layout of a golden file:
 //
 //   nvshmem_adoption tests/data/nvshmem/VERSION.json
 //
-// Prints what went wrong, a line each, and how many cases there were.
+// Prints each failure on a line, and the number of cases.
 #include <algorithm>
 #include <cstdio>
 
@@ -16,7 +16,7 @@ using nv::Refusal;
 
 namespace {
 
-// Made-up device memory: only what has been allocated may be read.
+// Fabricated device memory: only allocated memory may be read.
 class PretendMemory {
   public:
     u64 allocate(u64 bytes) {
@@ -42,7 +42,7 @@ class PretendMemory {
     std::map<u64, Bytes> blocks_;
 };
 
-// An NVSHMEM as one PE sees it, and what is asked of it.
+// An NVSHMEM as seen by one PE, and the queue pairs and heap to adopt from it.
 struct Scene {
     Scene(const Golden& golden_file, const Job& of)
         : golden(golden_file),
@@ -101,7 +101,7 @@ class Cases {
     }
 
   private:
-    // Before 3.7 and from 3.5 on NVSHMEM mixes them up.
+    // Releases from 3.5 to before 3.7 mix them up.
     bool serves_several_nics() const { return !golden_.is_at_least(5) || golden_.is_at_least(7); }
 
     void expect(bool holds, const std::string& what) {
@@ -260,14 +260,15 @@ class Cases {
         }
     }
 
-    // What no way is wanted to may lack its queue pairs, its heap and its keys; before there is a heap, keys too.
+    // A PE that need not be reached may lack queue pairs, heap and keys; before there is a heap, keys may be missing
+    // too.
     void some_are_not_reached() {
         Scene near(golden_, {});
         const u64 lacking = near.states.index(3, 0, 0);
         near.states.put_queue_pair(lacking, "number", golden_.number("kNoNumber"));
-        refused("a queue pair that is not there", near, Refusal::kQueuePair, "not initialised");
+        refused("a queue pair that is not there", near, Refusal::kQueuePair, "not initialized");
         near.wanted.reached = {true, true, true};
-        refused("of too few ranks", near, Refusal::kRanks, "it is said of 3 of 4 ranks");
+        refused("of too few ranks", near, Refusal::kRanks, "3 entries for 4 ranks");
         near.wanted.reached = {true, true, true, false};
         near.states.put_key(true, 3, 0, 0);
         ++cases_;
@@ -379,16 +380,16 @@ class Cases {
         };
         with("kind", golden_.number("kDci"), "not an RC");
         with("number", golden_.number("kNoNumber"), "NVSHMEM_IBGDA_NUM_RC_PER_PE");
-        with("number", 0, "not initialised");
-        with("number", 1 << 24, "not initialised");
+        with("number", 0, "not initialized");
+        with("number", 1 << 24, "not initialized");
         for (const u64 blocks : {0, 96, 1000, 65535}) with("blocks", blocks, "NVSHMEM_QP_DEPTH");
-        with("nic", 1, "of NIC 1");
+        with("nic", 1, "on NIC 1");
         for (const char* field : {"ring", "record", "doorbell", "completion", "returned"}) {
             with(field, 0, "NVSHMEM_IBGDA_NIC_HANDLER=gpu");
         }
     }
 
-    // A state of one order read as one of the other.
+    // A state of one layout read as the other.
     void not_of_another_order() {
         Scene scene(golden_, {.pes = 4, .pe = 1, .rcs = 3});
         if (golden_.is_at_least(5)) {
@@ -475,7 +476,7 @@ class Cases {
             scene.states.put_device("heap_bytes", 1ull << 46);
             scene.wanted.heap_bytes = 1ull << 40;
         });
-        // The last chunk need only reach to the heap's end, and keys to this PE are not used.
+        // The last chunk's key need only extend to the heap's end, and keys to this PE are not used.
         Scene last(golden_, {});
         last.states.put_key(false, 0, key_of(0, 0), last.job.heap + last.wanted.heap_offset + last.wanted.heap_bytes);
         last.states.put_key(true, 1, remote_key_of(0, 1, 0), 0);

@@ -1,5 +1,6 @@
-// Prints the tables of wire/nvshmem.h as scripts/nvshmem_layouts.py prints NVSHMEM's: a line for the size of each, for
-// the offset and size of each field, for each value; and for what came later, since when.
+// Prints the tables of wire/nvshmem.h in the format of scripts/nvshmem_layouts.py for NVSHMEM's: a line for the size of
+// each, for the offset and size of each field, for each value; and for each later addition, the first version that has
+// it.
 #include <cstddef>
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// What the native programs share: running ranks as threads of a world, and choosing a planted bug by name.
+// Code shared by the native programs: running ranks as threads of a world, and selecting a planted bug by name.
 #pragma once
 
 #include <cstdio>
@@ -17,11 +17,11 @@ using namespace deep_ep;
 using namespace deep_ep::device;
 using cpu::Executor;
 
-// The bug a run has, or "none". Kernels ask for theirs by name, so the clean and the broken kernel are one source.
+// The bug of a run, or "none". Kernels query theirs by name, so the clean and the broken kernel share one source.
 inline std::string chosen_bug = "none";
 inline bool bug(const char* name) { return chosen_bug == name; }
 
-// The values were wrong: the bug shows without a sanitizer.
+// The values were wrong: the bug is visible without a sanitizer.
 struct WrongValue {
     std::string message;
 };
@@ -30,7 +30,7 @@ inline void expect(bool holds, const std::string& message) {
     if (!holds) throw WrongValue{message};
 }
 
-// Whether it says merely that other ranks have gone.
+// Whether the error merely says that other ranks have ended.
 inline bool is_deadlock(const std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
@@ -41,8 +41,8 @@ inline bool is_deadlock(const std::exception_ptr& error) {
     }
 }
 
-// Runs body(rank) on a thread per rank, under the schedule of `seed`. What a rank throws ends the world; those that
-// wait for that rank then fail too.
+// Runs body(rank) on a thread per rank, under the schedule of `seed`. An exception in a rank ends the world; ranks that
+// wait for it then fail too.
 inline void run_world(int ranks, uint64_t seed, const std::function<void(int)>& body) {
     Executor& executor = Executor::get();
     std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks));

@@ -1,4 +1,4 @@
-"""Work requests and the software NIC that executes them, without a Buffer around."""
+"""Work requests and the software NIC that executes them, without a Buffer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import pytest
 from builds import BUILD
 from native_programs import build_protocol, run
 
-SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0: first come, first served
+SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0 is first come, first served
 
 
 def test_the_nic_names_what_it_refuses() -> None:
-    """Each field of a request, the doorbell and its record, alone; and what it does with right ones."""
+    """Each invalid field of a request, the doorbell and its record, one at a time, and the effect of valid ones."""
     result = run(build_protocol(), "fields", "0")
     assert result.returncode == 0, result.stderr
 
 
 def test_posters_share_a_small_ring() -> None:
-    """Back-pressure, publication in order and doorbells left to others, with a NIC that is slow and reorders."""
+    """Back-pressure, in-order publication and doorbells left to other posters, with a NIC that is slow and reorders."""
     for seed in SEEDS:
         result = run(build_protocol(), "posters", str(seed))
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
@@ -25,16 +25,16 @@ def test_posters_share_a_small_ring() -> None:
 
 @pytest.mark.parametrize("scenario", ["sharing", "sharing, giving up", "sharing, doorbells"])
 def test_another_library_posts_between(scenario: str) -> None:
-    """Its threads take blocks before they have room and wait without ringing. Whatever ours give up, they can post and
-    wait for all that has been posted, and all that has been taken is carried out."""
+    """Threads of the other library reserve WQEBBs before there is room, and wait without ringing. Whatever our threads
+    give up, the others can post and wait for everything posted, and all reserved WQEBBs are executed."""
     for seed in SEEDS:
         result = run(build_protocol(), scenario, str(seed))
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
 def test_the_threads_of_a_block_share_the_wait_for_its_queue_pairs() -> None:
-    """The end of an operation costs the latency of a few queue pairs, not of all; a thread whose wait has given up says
-    so, and the others finish theirs."""
+    """The end of an operation costs the latency of a few queue pairs, not of all. A thread whose wait has given up
+    reports it, and the others finish theirs."""
     for seed in SEEDS:
         result = run(build_protocol(), "quiet", str(seed))
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
@@ -42,7 +42,7 @@ def test_the_threads_of_a_block_share_the_wait_for_its_queue_pairs() -> None:
 
 @pytest.mark.parametrize("scenario", ["peer", "peer rounds", "one region", "weak", "ibgda"])
 def test_normal_mode(scenario: str) -> None:
-    """What `make mutants` breaks, whole."""
+    """The scenario that `make mutants` breaks, without a bug."""
     for seed in SEEDS:
         result = run(build_protocol(), scenario, str(seed))
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
@@ -54,4 +54,4 @@ def test_the_index_wraps() -> None:
     assert result.returncode == 0, result.stderr
     puts, requests, doorbells = (int(part.split()[0]) for part in result.stdout.split(","))
     assert requests == 3 * puts > 1 << 16
-    assert doorbells < puts, "some left it to others"
+    assert doorbells < puts, "some posters must have left the doorbell to others"

@@ -1,4 +1,4 @@
-"""The connections to ranks on other machines: what their thread takes, refuses and finds out."""
+"""The connections to ranks on other machines: what their thread accepts, refuses and detects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mesh_of(*ends: tuple[int, socket.socket, str], keys: tuple[bytes, bytes] = K
 
 
 class Rank:
-    """The other end of a connection, played by hand."""
+    """The remote end of a connection, driven by the test."""
 
     def __init__(self) -> None:
         self.end, self.socket = socket.socketpair()
@@ -66,7 +66,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 10.0) -> float:
 
 
 def test_tags_are_those_of_the_reference() -> None:
-    """The first vectors of SipHash's authors, for 128 bits."""
+    """The first 128-bit test vectors of SipHash's authors."""
     texts = [bytes(range(count)) for count in range(3)]
     assert [C.tag(KEYS[0], text).hex() for text in texts] == [
         "a3817f04ba25a8e66df67214c7550293",
@@ -92,7 +92,7 @@ def test_messages_come_in_order_and_whole() -> None:
 
 @pytest.mark.parametrize("wrong", ["another tag", "sent again", "left out", "too long", "the other direction's key"])
 def test_what_no_rank_sends_ends_the_connection(rank: Rank, wrong: str) -> None:
-    """It was put into the connection on its way: nothing after it is taken either."""
+    """It was injected into the connection, so nothing after it is accepted either."""
     mesh = mesh_of((1, rank.end, "b"))
     rank.say(MESSAGE, b"good")
     wait_for(lambda: mesh.has_news(1))
@@ -132,7 +132,7 @@ def test_beats_come_and_an_end_is_seen_at_once(rank: Rank) -> None:
 @pytest.mark.skipif(not LONG, reason="waits for seconds: in `make test-long`")
 @pytest.mark.timed
 def test_a_machine_is_silent_when_all_its_ranks_are() -> None:
-    """A rank that is stopped while others of its machine are heard is not; nor one that has not spoken yet."""
+    """A machine is not silent if one rank is stopped while others of it are heard, nor if a rank has not sent yet."""
     silent, stopped, heard, meeting = Rank(), Rank(), Rank(), Rank()
     mesh = mesh_of((1, silent.end, "b"), (2, stopped.end, "c"), (3, heard.end, "c"), (4, meeting.end, "d"))
     for one in (silent, stopped, heard):
@@ -147,10 +147,10 @@ def test_a_machine_is_silent_when_all_its_ranks_are() -> None:
     assert [mesh.state(rank) for rank in (1, 2, 3, 4)] == [State.SILENT, State.HEARD, State.HEARD, State.HEARD]
 
 
-@pytest.mark.timeout(600)  # it may be the first to compile the scenarios
+@pytest.mark.timeout(600)  # this test may be the first to compile the scenarios
 def test_what_hosts_tell_each_other() -> None:
-    """Failures are everywhere when their teller goes on; a stage comes after its mask and the address before it; a rank
-    that has left is not taken for one that has died; forged frames count for nothing.
+    """A failure is known everywhere before the rank that reports it continues; a stage arrives after its mask and the
+    address before it; a rank that has left is not considered dead; forged frames have no effect.
     """
     for seed in range(1, 6):
         result = run(build_protocol(), "machines", str(seed))
@@ -166,6 +166,6 @@ def test_a_rank_is_let_go(rank: Rank) -> None:
     received = b""
     while more := rank.socket.recv(1024):
         received += more
-    assert b"the last" in received, "what was told before did not leave"
+    assert b"the last" in received, "a message sent earlier did not leave"
     mesh.drop(1)
     mesh.send(1, b"too late")

@@ -1,4 +1,4 @@
-"""What kernels write for a ConnectX, against rdma-core's own header."""
+"""The formats that kernels write for a ConnectX, against rdma-core's own header."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_requests_are_those_of_rdma_core(tmp_path: Path) -> None:
     program = tmp_path / "mlx5_header"
     include = f"-I{native_build.SOURCE_ROOT}"
     source = str(NATIVE / "mlx5_header.cpp")
-    # Their enumerators have no types that ours could be compared with.
+    # The enumerators of the header have types that cannot be compared with ours.
     command = ["g++", "-std=c++20", "-O1", "-Wno-enum-compare", include, source, "-o", str(program)]
     subprocess.run(command, check=True)
     done = subprocess.run([program], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""How many messages an operation takes, as the NICs count them: they grow with peers and chunks, not with tokens."""
+"""The number of messages of an operation, as counted by the NICs: it grows with peers and chunks, not with tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NIC = deep_ep.NicOptions(traced=True)
 
 
 def count(ranks: int, tokens: int, topk: int) -> list[dict[str, list[int]]]:
-    """By rank: puts to each peer of a dispatch and of its combine."""
-    # Few bytes, so that all rows of a stream are one chunk.
+    """Return by rank the number of puts to each peer in a dispatch and its combine."""
+    # Rows have few bytes, so that all rows of a stream fit in one chunk.
     case = Case("counted", ranks, tokens, hidden=8, topk=topk, experts=2 * ranks, num_nvl_bytes=8 << 20)
     trial = Trial.of(case)
 
@@ -32,11 +32,11 @@ def count(ranks: int, tokens: int, topk: int) -> list[dict[str, list[int]]]:
         buffer = make_buffer(group, case, "ibgda", nic=NIC)
         rank = buffer.rank
         results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
-        buffer.runtime.drain()  # what no operation waits for: the region given back
+        buffer.runtime.drain()  # the release of the region, for which no operation waits
         after_dispatch = [peer["atomics"] for peer in buffer.network_counters()]
         trial.check_dispatch(rank, results)
         trial.check_combine(rank, trial.combine(buffer, rank, results[4]))
-        buffer.runtime.drain()  # what no operation waits for: the region given back
+        buffer.runtime.drain()  # the release of the region, for which no operation waits
         after_combine = [peer["atomics"] for peer in buffer.network_counters()]
         trace = buffer.network_trace()
         assert len(trace) == sum(peer["atomics"] + peer["writes"] for peer in buffer.network_counters())
@@ -52,19 +52,19 @@ def count(ranks: int, tokens: int, topk: int) -> list[dict[str, list[int]]]:
 @pytest.mark.parametrize("ranks", [8, 32, 64])
 def test_messages_grow_with_peers_and_chunks_only(ranks: int) -> None:
     few, many, more_experts = count(ranks, 4, 2), count(ranks, 16, 2), count(ranks, 16, 8)
-    assert few == many == more_experts, "tokens and experts do not count"
+    assert few == many == more_experts, "tokens and experts must not matter"
     for rank, phases in enumerate(few):
         for peer in range(ranks):
             far = int(peer != rank)
-            # Counts, one chunk, and the region given back; a combine has no counts.
+            # Counts, one chunk, and the region's release; a combine has no counts.
             assert phases["dispatch"][peer] == 3 * far and phases["combine"][peer] == 2 * far, (rank, peer, phases)
 
 
 @pytest.mark.parametrize("ranks, queues", [(4, 2), (8, 4)])
 def test_every_queue_pair_carries_puts(ranks: int, queues: int) -> None:
-    """In normal mode, to every peer: with a power of two of ranks too, a source's words do not fall on one queue pair,
-    which would be one NIC."""
-    # Chunks of few rows, so that each stream uses all its slots.
+    """In normal mode, to each peer. Even if the number of ranks is a power of two, the words of a source must not all
+    map to one queue pair, and thus to one NIC."""
+    # Chunks of few rows, so that each stream uses all of its slots.
     room = tight(ranks, 8, 2, 2 * ranks)
     case = Case("spread", ranks, 64, hidden=8, topk=2, experts=2 * ranks, num_nvl_bytes=room)
     trial = Trial.of(case)
@@ -121,7 +121,7 @@ def test_bad_options_are_refused(options: dict[str, int], message: str) -> None:
 
 
 def test_rows_that_no_send_queue_holds() -> None:
-    """Refused before anything is launched, and nothing is lost by it."""
+    """They are refused before anything is launched, without side effects."""
     wide = Trial.of(Case("wide", 2, 5, hidden=4096, topk=2, experts=4, num_nvl_bytes=1 << 20))
     narrow = Trial.of(BY_NAME["two_ranks"])
 
@@ -135,8 +135,8 @@ def test_rows_that_no_send_queue_holds() -> None:
 
 
 def test_nodes_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a node there are no messages, nor with two hops between ranks of different places in their nodes; the
-    layout counts nodes; the environment says the same as the argument."""
+    """There are no messages within a node nor, with two hops, between ranks of different places in their nodes. The
+    layout counts nodes. The environment variable has the same effect as the argument."""
     trial = Trial.of(replace(BY_NAME["uniform"], ranks_per_node=2))
 
     def on_each_rank(group: Any, **options: Any) -> tuple[list[int], list[int]]:

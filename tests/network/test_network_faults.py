@@ -1,4 +1,4 @@
-"""Links that are lost and requests that fail: every rank hears of it, and one says what the NIC said."""
+"""Lost links and failed requests: every rank raises, and one reports the error of the NIC."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REMOTE_ACCESS = 0x13
 @pytest.mark.parametrize("after", [0, 3, 40, 200])
 @pytest.mark.parametrize("syndrome", [RETRIES_EXCEEDED, REMOTE_ACCESS])
 def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
-    """At once: no rank waits for a clock. The rank whose NIC it is names the request, the peer and the syndrome."""
+    """At once: no rank waits for a timeout. The rank that owns the NIC names the request, the peer and the syndrome."""
     said, clock_jumps = errors("ibgda", failing(1, 2, after, syndrome))
     assert clock_jumps == 0
     for rank, message in enumerate(said):
@@ -30,7 +30,7 @@ def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
 
 @pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
 def test_a_link_that_is_silent(fabric: str) -> None:
-    """Then some bounded wait runs out; its error says what it waited for from which rank, and the others are told."""
+    """Some bounded wait times out; its error says what it waited for from which rank, and the others are notified."""
     said, _ = errors(fabric, failing(1, 2, 3, 0), timeout=2.0)
     ranks = TRIAL.case.ranks
     for begin in range(0, len(said), ranks):
@@ -50,11 +50,11 @@ def test_all_links_of_a_rank() -> None:
 
 @pytest.mark.parametrize("key_offset", [0, 1072, 4080])
 def test_requests_end_where_keys_do(key_offset: int) -> None:
-    """A NIC that finds one that does not would refuse it."""
+    """The NIC would refuse a request that crosses the end of a key."""
     nic = replace(HARSH_NIC, chunk_log2=12, key_offset=key_offset)
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "ibgda", arena_bytes=1 << 16, nic=nic)
         TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
 
-    under_schedules(TRIAL.case.ranks, on_each_rank)  # requests are split where keys end
+    under_schedules(TRIAL.case.ranks, on_each_rank)  # requests must be split where keys end

@@ -1,4 +1,4 @@
-"""What is adopted of NVSHMEM's queue pairs and keys, from states as each known release lays them out."""
+"""The adoption of NVSHMEM's queue pairs and keys, from states in the layout of each known release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 
 GOLDEN = sorted((DATA / "nvshmem").glob("*.json"))
 ADOPTION = sorted((CSRC / "host" / "nvshmem").glob("*.cpp"))
-# It reads tables by their addresses, and a wrong one must show.
+# The program reads tables by address, and a wrong address must show.
 CHECKED = ("-O1", "-g1", "-fsanitize=address,undefined")
 
 

@@ -1,4 +1,4 @@
-"""What csrc/wire/nvshmem.h reads of NVSHMEM, against what a compiler has found in the headers of its releases."""
+"""The layout of NVSHMEM that csrc/wire/nvshmem.h assumes, against the offsets in the headers of its releases."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from places import CSRC, DATA, NATIVE
 pytestmark = pytest.mark.once
 
 GOLDEN = sorted((DATA / "nvshmem").glob("*.json"))
-# Arguments of functions that the host calls, which csrc/wire/nvshmem.h has no table of.
+# Arguments of functions that the host calls; csrc/wire/nvshmem.h has no tables for them.
 ARGUMENTS = ("UniqueId", "UniqueIdArguments", "InitArguments")
-# The device state grows from version to version, and what came later is not read.
+# The device state grows from version to version; later fields are not read.
 GROWS = "DeviceState"
 
 Numbers = dict[str, "int | list[int]"]
@@ -26,7 +26,7 @@ Numbers = dict[str, "int | list[int]"]
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """The words of each line of tests/native/nvshmem_tables.cpp."""
+    """Return the words of each output line of tests/native/nvshmem_tables.cpp."""
     program = tmp_path_factory.mktemp("tables") / "nvshmem_tables"
     compiler, _ = native_build.find_compiler(native_build.VARIANTS["fast"])
     source = str(NATIVE / "nvshmem_tables.cpp")
@@ -50,7 +50,7 @@ def as_numbers(version: str) -> tuple[int, ...]:
 
 
 def read(path: Path) -> tuple[tuple[int, ...], Numbers]:
-    """A golden file's version, and its numbers without those of arguments."""
+    """Return the version of a golden file, and its numbers without those of arguments."""
     golden = json.loads(path.read_text())
     version = as_numbers(golden.pop("version"))
     del golden["functions"]
@@ -67,13 +67,13 @@ def test_tables_are_as_in_the_headers(path: Path, ours: Numbers, since: dict[str
     assert theirs[GROWS] >= ours[GROWS]
     theirs[GROWS] = ours[GROWS]
     assert theirs.items() <= ours.items()
-    # What is lacking, this version does not have yet. Values do not matter: none is read where its field is not.
+    # Missing fields do not exist yet in this version. Values do not matter: none is read if its field is missing.
     lacking = {name for name in set(ours) - set(theirs) if "." in name}
     assert lacking == {name for name, first in since.items() if version < first}
 
 
 def test_the_oldest_state_is_what_is_read(ours: Numbers) -> None:
-    """Up to 3.6 the host library copies its own state's size whatever the symbol has."""
+    """Up to 3.6, the host library copies the size of its own state, whatever the size of the symbol."""
     assert ours[GROWS] == min(read(path)[1][GROWS] for path in GOLDEN)
 
 
@@ -86,7 +86,7 @@ def test_every_field_that_has_a_name_is_compared(ours: Numbers) -> None:
 
 
 def test_arguments_do_not_differ_by_version() -> None:
-    """So the host may make them without asking for the version; `device` is the one that came later."""
+    """Therefore the host may fill them without asking for the version; only `device` was added later."""
     found = [json.loads(path.read_text()) for path in GOLDEN]
     for golden in found:
         golden.pop("InitArguments.device", None)

@@ -1,4 +1,4 @@
-"""The kernel that only posts puts, which bench-posting times: what it posts arrives, and is counted."""
+"""The kernel that only posts puts, which bench-posting times: its puts arrive and are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCKS, POSTERS, PUTS, BYTES = 2, 2, 9, 96
 
 
 def post(group: Any, nic: deep_ep.NicOptions) -> tuple[deep_ep.Buffer, Any, torch.Tensor, torch.Tensor]:
-    """Rank 0 posts to rank 1: -> the Buffer, the ended call, data and words of the rank."""
+    """Post from rank 0 to rank 1. Returns the Buffer, the ended call, and the data and words of the rank."""
     buffer = make_buffer(group, CASE, "ibgda", nic=nic)
     data = buffer._engine.empty((BLOCKS * POSTERS + 1, BYTES // 8), torch.int64)
     words = buffer._engine.empty((BLOCKS * POSTERS,), torch.int64).zero_()
@@ -45,7 +45,7 @@ def post(group: Any, nic: deep_ep.NicOptions) -> tuple[deep_ep.Buffer, Any, torc
 
 
 def test_what_is_posted_arrives() -> None:
-    """With send queues that fill up, on two queue pairs."""
+    """Send queues fill up, on two queue pairs."""
 
     def on_each_rank(group: Any) -> None:
         buffer, call, data, words = post(group, HARSH_NIC)

@@ -1,4 +1,4 @@
-"""The proxy over its loopback: links that fail, and one that takes nothing and holds up no other."""
+"""The proxy over its loopback: links that fail, and a link that accepts nothing but delays no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ERROR = 5
 
 @pytest.mark.parametrize("after", [0, 3, 40])
 def test_a_link_that_fails(after: int) -> None:
-    """At once; the rank whose link it is says where to and what the transport says, the others name that rank."""
+    """At once. The rank that owns the link names the peer and the error of the transport; the others name that rank."""
     said, clock_jumps = errors("proxy", failing(1, 2, after, ERROR))
     assert clock_jumps == 0
     for rank, message in enumerate(said):
@@ -29,7 +29,7 @@ def test_a_link_that_fails(after: int) -> None:
 
 
 def test_p11_a_peer_that_takes_nothing_holds_up_no_other() -> None:
-    """Rank 0's link to rank 1 takes nothing from the beginning: rank 2 still gets its counts, and waits for rank 1."""
+    """The link from rank 0 to rank 1 accepts nothing: rank 2 still gets its counts and waits for rank 1."""
     case = Case("stopped", 3, 6, hidden=64, topk=2, experts=6)
     trial = Trial.of(case)
 
@@ -47,8 +47,8 @@ def test_p11_a_peer_that_takes_nothing_holds_up_no_other() -> None:
 
 
 def test_the_sender_alone() -> None:
-    """Over a network that does what it is told: cuts, numbers and bounds of messages, links that end in the middle of a
-    put, peers that take nothing.
+    """The sender over a scripted network: splitting, numbering and bounds of messages, links that end in the middle of
+    a put, peers that accept nothing.
     """
     for seed in range(1, 6):
         result = run(build_protocol(), "sender", str(seed))
@@ -56,7 +56,7 @@ def test_the_sender_alone() -> None:
 
 
 def test_the_ring_bounds_what_is_posted() -> None:
-    """A ring of few commands: kernels wait for room, and nothing is lost."""
+    """The ring has few commands: kernels wait for room, and nothing is lost."""
     case = Case("tight", 3, 40, hidden=64, topk=3, experts=6)
     trial = Trial.of(case)
     nic = deep_ep.NicOptions(blocks=8, max_bytes=1024, mtu=64, in_flight=2, max_delay=8)
@@ -70,7 +70,7 @@ def test_the_ring_bounds_what_is_posted() -> None:
 
 
 def test_both_modes_on_one_buffer_with_recoveries() -> None:
-    """Sequences and totals begin anew in each generation."""
+    """Sequence numbers and totals restart in each generation."""
     case = BY_NAME["2x2_uniform"]
     trial = Trial.of(case)
 
@@ -87,7 +87,7 @@ def test_both_modes_on_one_buffer_with_recoveries() -> None:
 
 
 def test_what_has_not_arrived_is_not_done() -> None:
-    """The operation in which a link fails does not end well on the sender, even if nothing else holds that rank up."""
+    """The operation in which a link fails does not succeed on the sender, even if nothing else holds up that rank."""
     case = Case("lost", 2, 6, hidden=64, topk=1, experts=2)
     trial = Trial.of(case)
 
@@ -107,7 +107,7 @@ def test_what_has_not_arrived_is_not_done() -> None:
 
 
 def test_a_rank_that_is_done_may_go() -> None:
-    """Rank 2's rows never reach rank 0, which blames rank 2: rank 1 has ended the operation too, and has left."""
+    """The rows of rank 2 never reach rank 0, which must blame rank 2: rank 1 has also ended the operation and left."""
     case = Case("gone", 3, 6, hidden=64, topk=3, experts=6)
     trial = Trial.of(case)
 
@@ -122,7 +122,7 @@ def test_a_rank_that_is_done_may_go() -> None:
         barrier(group)
         return what
 
-    # In some schedules the link fails before the counts have passed it: then no rank ends well.
+    # In some schedules the link fails before the counts have passed it, and no rank succeeds.
     ended_well = [said for said in under_schedules(3, on_each_rank) if said[1] == ""]
     assert ended_well
     for said in ended_well:

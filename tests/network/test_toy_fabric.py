@@ -1,4 +1,4 @@
-"""What a new fabric takes: a header for kernels, a network for the host, a line in the registry."""
+"""The requirements of a new fabric: a header for kernels, a network for the host, a line in the registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_normal_mode_over_a_fabric_of_its_own() -> None:
-    """With a registry header that comes first on the include path."""
+    """Its registry header is first on the include path."""
     toy = NATIVE / "toy"
     fast = native_build.VARIANTS["fast"]
     flags = (f"-I{toy.relative_to(ROOT)}", "-DDEEP_EP_WARP=1", "-O1", "-g0")
@@ -29,4 +29,4 @@ def test_normal_mode_over_a_fabric_of_its_own() -> None:
         done = run(program, str(seed))
         assert done.returncode == 0, done.stderr
         puts = int(done.stdout.split()[0])
-        assert puts > 100, "rows have gone another way"
+        assert puts > 100, "rows have taken another path"

@@ -1,4 +1,4 @@
-"""Cached dispatch: the routing of an earlier one, without its counts."""
+"""Cached dispatch: it reuses the routing of an earlier dispatch and skips the counts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_other_rows_by_the_same_handle(fabric: str, arena_bytes: int | None) -> 
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_other_hidden_size_by_the_same_handle(fabric: str) -> None:
-    """A handle is a routing: rows of any size may follow it."""
+    """A handle is a routing: rows of any size may use it."""
     trial = Trial.of(BY_NAME["uniform"])
     narrow = [x[:, :8].contiguous() for x in trial.work.x]
 
@@ -68,7 +68,7 @@ def test_handles_of_two_routings_take_turns() -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_as_autograd_uses_it(fabric: str) -> None:
-    """Backward of dispatch is combine, backward of combine is a cached dispatch; several layers' handles are alive."""
+    """The backward of dispatch is a combine, that of combine a cached dispatch; handles of several layers are alive."""
     trials = [Trial.of(BY_NAME["uniform"], seed=seed) for seed in (1, 2, 3)]
 
     def on_each_rank(group: Any) -> None:

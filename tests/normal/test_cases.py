@@ -1,4 +1,4 @@
-"""Every named case, under every schedule and block count, over every fabric, against the oracle."""
+"""Every named case against the oracle, under every schedule and block count, over every fabric."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def on_each_rank(group: Any, trial: Trial, fabric: str) -> None:
         pytest.param(case, fabric, id=f"{case.name}-{fabric}")
         for case in CASES
         for fabric in ((case.fabric,) if case.fabric else FABRICS)
-        if not (SANITIZED and case.ranks > MANY_RANKS)  # takes half a minute, and does what fewer ranks do
-        if fabric != "ibgda" or case.ranks <= MANY_RANKS  # more queue pairs than fit: test_network_counts.py has 64
+        if not (SANITIZED and case.ranks > MANY_RANKS)  # takes half a minute and shows nothing that fewer ranks do not
+        if fabric != "ibgda" or case.ranks <= MANY_RANKS  # more queue pairs than fit; test_network_counts.py covers 64
     ],
 )
 def test_case(case: Case, fabric: str) -> None:
     trial = Trial.of(case)
-    count = SCHEDULES if case.ranks <= MANY_RANKS else max(2, SCHEDULES // 10)  # each takes seconds
+    count = SCHEDULES if case.ranks <= MANY_RANKS else max(2, SCHEDULES // 10)  # each schedule takes seconds
     under_schedules(case.ranks, on_each_rank, trial, fabric, count=count)
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_schedule_replays(fabric: str) -> None:
-    """The hash of all events is a function of the seed: the same twice, and another for another seed."""
+    """The hash of all events is a function of the seed: equal for equal seeds, different for different ones."""
     trial = Trial.of(CASES[0])
 
     def events(seed: int) -> int:

@@ -1,4 +1,4 @@
-"""What combine promises besides the sums of the named cases."""
+"""Guarantees of combine besides the sums of the named cases."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def sum_on_each_rank(group: Any, trial: Trial, fabric: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_order_of_summation(fabric: str) -> None:
-    """Terms of such different size that any other order of summation, or a second rounding, gives other bits."""
+    """Terms differ so much in size that any other order of summation, or a second rounding, yields other bits."""
     trial = Trial.of(Case("order", ranks=8, tokens=6, hidden=64, topk=8, experts=8))
-    # Every rank has one row of each token. The first two cancel, so what the others lose depends on when they come.
+    # Every rank has one row of each token. The first two cancel, so the loss of the others depends on their position.
     rows = list(trial.expert.x)
     rows[0] = (rows[0].float() * 2**20).to(torch.bfloat16)
     rows[1] = -rows[0]
     trial = with_rows(trial, rows)
     reverse = oracle.combine(trial.received[::-1], [6] * 8, rows[::-1], trial.expert.topk_weights[::-1])
     shows = [not oracle.same_bits(other.x, own.x) for other, own in zip(reverse, trial.expert.expected[0])]
-    assert all(shows), "the case has lost its point: another order gives the same bits"
+    assert all(shows), "the case no longer distinguishes orders: another one gives the same bits"
     for sums in under_schedules(8, sum_on_each_rank, trial, fabric):
         for rank, combined in enumerate(sums):
             oracle.check_combined(combined, None, trial.expert.expected[0][rank])
 
 
 def test_special_values() -> None:
-    """Sums that overflow bf16, denormals, infinities and NaN: what fp32 arithmetic and one rounding give."""
+    """Sums that overflow bf16, denormals, infinities and NaN give the results of fp32 arithmetic and one rounding."""
     trial = Trial.of(Case("special", ranks=4, tokens=8, hidden=64, topk=4, experts=4, routing="everywhere"))
     values = torch.tensor([0.0, -0.0, 3.3895e38, -3.3895e38, 1e-40, -1e-40, 1e-38, float("inf"), float("-inf"), 1.0])
     random = torch.Generator().manual_seed(3)
@@ -71,7 +71,7 @@ def test_special_values() -> None:
     for rank, combined in enumerate(run_ranks(4, sum_on_each_rank, trial, "peer", seed=1)):
         expected = trial.expert.expected[0][rank].x
         nan = expected.isnan()
-        assert nan.any() and expected.isinf().any(), "the case has lost its point"
+        assert nan.any() and expected.isinf().any(), "the case no longer covers special values"
         assert torch.equal(combined.isnan(), nan)
         zero = torch.zeros((), dtype=torch.bfloat16)
         assert oracle.same_bits(combined.where(~nan, zero), expected.where(~nan, zero))
@@ -80,7 +80,7 @@ def test_special_values() -> None:
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["published", "chunks"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_rows_that_dispatch_returned(fabric: str, arena_bytes: int | None) -> None:
-    """Combining recv_x itself: rows that already lie where peers can read them."""
+    """Combine recv_x itself: its rows are already in memory that peers can read."""
     trial = Trial.of(BY_NAME["uniform"])
     own = [part.x for part in trial.received]
     weights = [part.topk_weights for part in trial.received]
@@ -111,7 +111,7 @@ def test_private_rows_are_copied_to_where_peers_can_read_them(fabric: str, arena
         assert after["copied"] - before["copied"] == helps
         assert after["direct"] - before["direct"] == helps and after["rounds"] - before["rounds"] == (not helps)
         del combined
-        assert buffer.stats()["arena_used"] == before["arena_used"], "the copy goes when the combine ends"
+        assert buffer.stats()["arena_used"] == before["arena_used"], "the copy must be freed when the combine ends"
 
     under_schedules(trial.case.ranks, on_each_rank)
 
@@ -125,6 +125,6 @@ def test_a_handle_serves_many_combines() -> None:
         before = [part.clone() for part in handle]
         for biases in (0, 2, 1, 0):
             trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, handle, biases), biases)
-        assert all(torch.equal(was, now) for was, now in zip(before, handle)), "a handle is left as it was"
+        assert all(torch.equal(was, now) for was, now in zip(before, handle)), "a handle must not be modified"
 
     under_schedules(trial.case.ranks, on_each_rank)

@@ -1,4 +1,4 @@
-"""What dispatch promises besides its values, which the named cases test."""
+"""Guarantees of dispatch besides its values, which the named cases test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness import Trial, as_received, dispatch_arguments, make_buffer, under_s
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_without_topk(fabric: str) -> None:
-    """Rows alone: no indices or weights go, and none come back."""
+    """Only rows: no indices or weights are sent or returned."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -71,7 +71,7 @@ def test_outputs_outlive_the_buffer(fabric: str, arena_bytes: int | None) -> Non
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, trial.case, fabric, arena_bytes=arena_bytes)
-        # Without the handle, which holds the Buffer.
+        # Without the handle, which keeps the Buffer alive.
         return as_received(buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank)))
 
     outputs = run_ranks(trial.case.ranks, on_each_rank, seed=1)
@@ -81,7 +81,7 @@ def test_outputs_outlive_the_buffer(fabric: str, arena_bytes: int | None) -> Non
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_inputs_may_change_once_it_has_returned(fabric: str) -> None:
-    """A dispatch that has returned has read its inputs; nothing of them is still on its way."""
+    """A dispatch that has returned has read its inputs completely; none of them is still in flight."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> Any:
@@ -99,8 +99,8 @@ def test_inputs_may_change_once_it_has_returned(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_async_finish(fabric: str) -> None:
-    """With async_finish the rows are complete once the event was waited for, and later operations may be queued
-    before."""
+    """With async_finish the rows are complete once the event has been waited for, and later operations may be queued
+    before that."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -120,7 +120,7 @@ def test_async_finish(fabric: str) -> None:
 
 
 def test_rows_are_bits() -> None:
-    """Rows are copied, never computed with: NaN payloads, infinities, denormals and both zeros arrive as they are."""
+    """Rows are copied without arithmetic: NaN payloads, infinities, denormals and both zeros arrive unchanged."""
     case = Case("bits", ranks=2, tokens=64, hidden=64, topk=1, experts=2)
     trial = Trial.of(case)
     for rank, x in enumerate(trial.work.x):
@@ -136,7 +136,7 @@ def test_rows_are_bits() -> None:
 
 
 def test_strided_and_shared_inputs() -> None:
-    """A row stride is not the caller's to give: a view that is not contiguous is refused or copied, never misread."""
+    """Callers cannot pass a row stride: a view that is not contiguous is refused or copied, never misread."""
     trial = Trial.of(BY_NAME["two_ranks"])
 
     def on_each_rank(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""FP8 rows with their scales, and expert ids of 32 bits: moved as they are, whatever their strides."""
+"""FP8 rows with their scales, and 32-bit expert ids, are moved unchanged, whatever their strides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = ("uniform", "uneven_tokens", "ranks_that_send_nothing", "rounds_of_few_r
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_round_trip(name: str, kind: str, fabric: str) -> None:
-    # Chunks of FP8 rows with scales are a little longer than those of the case.
+    # Chunks of FP8 rows with scales are slightly longer than those of the case.
     case = replace(BY_NAME[name], num_nvl_bytes=BY_NAME[name].num_nvl_bytes * 2)
     trial = Fp8Trial.of(case, kind, (torch.int32, torch.int64)[KINDS.index(kind) % 2])
 
@@ -52,7 +52,7 @@ def test_worst_tokens(fabric: str) -> None:
 
 
 def test_ranks_that_differ_in_types_are_told() -> None:
-    """Rows and scales of the same sizes, but of other types: never mixed silently."""
+    """Rows and scales of equal sizes but different types are never mixed silently."""
     case = BY_NAME["two_ranks"]
     trial = Fp8Trial.of(case, "rows", torch.int64)
 
@@ -65,13 +65,13 @@ def test_ranks_that_differ_in_types_are_told() -> None:
             buffer.dispatch(**arguments)
         return str(info.value)
 
-    # A rank that is told by the other before it has looked itself says that.
+    # A rank that is told by the other one before it has checked itself reports that.
     said = run_ranks(2, on_each_rank, seed=1)
     assert any(re.search("does not match.* types", one) for one in said), said
 
 
 def test_ids_that_no_check_of_the_host_saw() -> None:
-    """On a GPU the host does not read ids: the layout counts a wrong one as none, and the next call says so."""
+    """On a GPU the host does not read ids: the layout treats an invalid one as no choice, and the next call raises."""
     case = BY_NAME["two_ranks"]
 
     def on_each_rank(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""get_dispatch_layout: a local call, so it needs no peer and disturbs none."""
+"""get_dispatch_layout: a local call that needs no peer and disturbs none."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_layout(case: Case) -> None:
 
 
 def test_many_tokens() -> None:
-    """More tokens than one pass of a block takes, so the index prefix crosses blocks and passes."""
+    """More tokens than one pass of a block handles, so the index prefix crosses blocks and passes."""
     case = Case("many", ranks=2, tokens=(5000, 1), hidden=8, topk=2, experts=8)
     run_ranks(case.ranks, layout_on_each_rank, case, build(case), seed=1)
 
 
 def test_one_rank_may_ask_alone() -> None:
-    """Layouts have no operation number: a rank may call it as often as it likes."""
+    """Layouts have no operation number: a rank may call it any number of times."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:

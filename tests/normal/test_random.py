@@ -1,4 +1,4 @@
-"""Sequences of operations on one Buffer, drawn with their shapes, routings and schedule."""
+"""Random sequences of operations on one Buffer, with random shapes, routings and schedules."""
 
 from __future__ import annotations
 

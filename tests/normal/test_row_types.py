@@ -1,4 +1,4 @@
-"""Rows of any elements of one or two bytes are dispatched, bit by bit; sums are of bfloat16 alone."""
+"""Rows of any element type of one or two bytes are dispatched bit by bit; sums are for bfloat16 only."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_sums_of_other_types_are_refused(dtype: torch.dtype) -> None:
     ids=str,
 )
 def test_ranks_that_differ_are_all_told(mine: torch.dtype, others: torch.dtype, cached: bool) -> None:
-    """Rows of the same bytes, which could be moved, and would be taken for what they are not."""
+    """Rows with the same number of bytes could be moved but would be misinterpreted."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer")

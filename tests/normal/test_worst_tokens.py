@@ -1,4 +1,4 @@
-"""num_worst_tokens: outputs of a size that is known before, so that the host waits for nothing."""
+"""num_worst_tokens: the size of outputs is known in advance, so the host waits for nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_round_trip(name: str, fabric: str, arena_bytes: int | None) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_too_few_rows_fail_on_every_rank(fabric: str) -> None:
-    """Before a row is sent; each rank says which rank it is too few for."""
+    """They fail before a row is sent; each rank names the rank that needs more."""
     trial = TRIALS["all_to_one_rank"]
     rows = trial.max_rows - 1
     full = next(rank for rank, part in enumerate(trial.received) if len(part.x) == trial.max_rows)
@@ -60,7 +60,7 @@ def test_too_few_rows_fail_on_every_rank(fabric: str) -> None:
 
 
 def test_different_sizes_are_refused() -> None:
-    """It is one of the things that all ranks must agree on."""
+    """The value must be the same on all ranks."""
     trial = TRIALS["uneven_tokens"]
 
     def on_each_rank(group: Any) -> str:

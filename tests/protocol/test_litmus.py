@@ -1,4 +1,4 @@
-"""Each synchronization idiom against the PTX memory model, and the model against textbook programs."""
+"""Each synchronization idiom checked against the PTX memory model, and the model against textbook programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def outcomes(program: Program, program_order_is_causal: bool = False) -> list[Ou
 def test_the_idiom_holds(name: str) -> None:
     litmus: Litmus = BY_NAME[name]
     found = outcomes(litmus.program)
-    assert found, "no execution at all"
+    assert found, "there must be some execution"
     assert not any(litmus.never(outcome) for outcome in found)
 
 
@@ -92,7 +92,7 @@ def test_a_release_reaches_through_other_atomics() -> None:
 
 
 def test_causality_adds_up() -> None:
-    """Write, release, acquire elsewhere, release there, acquire by a third."""
+    """A write and a release, an acquire and a release by a second thread, an acquire by a third."""
 
     def program(middle: str) -> Program:
         return Program(

@@ -1,4 +1,4 @@
-"""The rules of docs/PROTOCOL.md in every order of events, in models; and each one's shortest way to what goes wrong."""
+"""The rules of docs/PROTOCOL.md in models with every order of events, and the shortest failure without each rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.once
 
 @dataclass(frozen=True)
 class Reaching:
-    """The same model, in which the end is what must not be."""
+    """The same model, in which reaching the end counts as the failure."""
 
     model: Model[Any]
 
@@ -71,7 +71,7 @@ def test_the_document_names_the_model_of_each_rule() -> None:
 
 @dataclass(frozen=True)
 class Counter:
-    """Counts up by 1 or by 3; 7 must not be, and from 5 nothing goes on."""
+    """A counter that increases by 1 or 3; 7 is forbidden, and 5 is a dead end."""
 
     never_by_three: bool = True
     stops_at: int = 5

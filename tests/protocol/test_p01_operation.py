@@ -16,8 +16,8 @@ from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_every_kind_of_call_takes_a_number(fabric: str) -> None:
-    """A rank with nothing to send or receive counts as well: were numbers only taken for rows, ranks would disagree on
-    the region of the next call."""
+    """A rank with nothing to send or receive takes one too: if only rows took numbers, ranks would disagree on the
+    region of the next call."""
     trials = [Trial.of(BY_NAME[name]) for name in ("ranks_that_send_nothing", "nothing_routed", "all_to_one_rank")]
 
     def on_each_rank(group: Any) -> int:
@@ -26,7 +26,7 @@ def test_every_kind_of_call_takes_a_number(fabric: str) -> None:
             trial = trials[turn % 3]
             results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
             trial.check_dispatch(buffer.rank, results)
-            # An odd number of operations per turn, so that each kind meets each region.
+            # An odd number of operations per turn, so that each kind uses each region.
             trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, results[4]))
             trial.check_cached(buffer.rank, buffer.dispatch(trial.work.x[buffer.rank], handle=results[4]))
         return buffer.stats()["operations"]
@@ -36,8 +36,8 @@ def test_every_kind_of_call_takes_a_number(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_queued_calls_keep_their_order(fabric: str) -> None:
-    """Calls queued without waiting: the host has not seen the numbers, and the kernels of one call may start while
-    those of the call before it still run on other ranks."""
+    """Calls are queued without waiting: the host has not seen the numbers, and the kernels of one call may start while
+    those of the previous call still run on other ranks."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -58,7 +58,7 @@ def test_queued_calls_keep_their_order(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_buffers_count_on_their_own(fabric: str) -> None:
-    """Two Buffers of one group, used in turn and unevenly: numbers, words and regions belong to the Buffer."""
+    """Two Buffers of one group are used alternately and unevenly: numbers, words and regions belong to the Buffer."""
     trials = [Trial.of(BY_NAME["uniform"], seed=1), Trial.of(BY_NAME["skewed"], seed=2)]
 
     def on_each_rank(group: Any) -> list[int]:
@@ -79,7 +79,7 @@ Step = tuple[str, int]
 
 
 def orders(regions: int, finishes: tuple[int, ...]) -> Iterator[tuple[Step, ...]]:
-    """Every order of begins, by number, among `finishes` that a Buffer of so many regions allows (P3)."""
+    """Yield each order of begins, by number, among `finishes` that a Buffer with `regions` regions allows (P3)."""
 
     def go_on(steps: tuple[Step, ...], begun: int, finished: int) -> Iterator[tuple[Step, ...]]:
         if finished == OPERATIONS:
@@ -96,9 +96,10 @@ def orders(regions: int, finishes: tuple[int, ...]) -> Iterator[tuple[Step, ...]
 @pytest.mark.parametrize("regions", [1, 2, 3])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_begins_among_finishes_in_different_orders(fabric: str, regions: int) -> None:
-    """Equal orders of begins and equal orders of finishes suffice, however the two are interleaved on each rank. Were a
-    begin to wait for the peers' counts, what this rank has queued behind it (b0 b1 f0 f1) could be what a peer waits
-    for before it begins (b0 f0 b1 f1): every pair of orders, of dispatches that wait for counts and of cached ones."""
+    """Equal orders of begins and equal orders of finishes suffice, however the two are interleaved on each rank. If a
+    begin waited for the counts of the peers, an operation that this rank has queued after it (b0 b1 f0 f1) could be one
+    that a peer waits for before it begins (b0 f0 b1 f1). The test tries every pair of orders, for dispatches that wait
+    for counts and for cached ones."""
     trials = [Trial.of(Case("apart", 2, 9, hidden=64, topk=2, experts=4), seed=seed) for seed in range(OPERATIONS)]
     pairs = [
         pair

@@ -1,4 +1,4 @@
-"""P2: operation n works in region n mod D whatever its mode and shapes, wholly inside it."""
+"""P2: operation n uses region n mod D, whatever its mode and shapes, and stays inside it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SHAPES = [
 @pytest.mark.parametrize("regions", [2, 3])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_shapes_share_regions(fabric: str, regions: int, arena_bytes: int | None) -> None:
-    """A region serves shape after shape with no cleaning between. Were the places of words to depend on the shape, a
-    word would hold what another shape had left there."""
+    """A region serves one shape after another without cleaning. If the places of words depended on the shape, a word
+    would hold leftovers of another shape."""
     trials = [Trial.of(case) for case in SHAPES]
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, SHAPES[0], fabric, regions=regions, arena_bytes=arena_bytes)
         rank = buffer.rank
         handles: dict[int, Any] = {}
-        # Each shape meets each region, for 2 and for 3 of them.
+        # Each shape uses each region, with 2 and with 3 regions.
         for turn in (0, 1, 2, 2, 0, 1, 1, 2, 0):
             trial = trials[turn]
             results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
@@ -46,8 +46,8 @@ def test_shapes_share_regions(fabric: str, regions: int, arena_bytes: int | None
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_what_does_not_fit_says_what_would(fabric: str) -> None:
-    """Rows so wide that not even the least round fits are refused before anything is launched, on every rank, with
-    the bytes that would do; narrower ones still work."""
+    """Rows so wide that not even the smallest round fits are refused on every rank before anything is launched, with
+    the number of bytes that would suffice; narrower rows still work."""
     wide = Trial.of(Case("wide", ranks=2, tokens=5, hidden=4096, topk=2, experts=4))
     narrow = Trial.of(Case("narrow", ranks=2, tokens=5, hidden=8, topk=2, experts=4))
 

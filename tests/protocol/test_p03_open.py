@@ -1,4 +1,4 @@
-"""P3: operation n is refused while n - D is open; that one, whatever else is open."""
+"""P3: operation n is refused while operation n - D is open, regardless of other open operations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness import Trial, barrier, dispatch_arguments, make_buffer, under_sched
 @pytest.mark.parametrize("regions", [2, 3])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_refused_while_its_region_is_open(fabric: str, regions: int) -> None:
-    """The rule is about one operation: with a count of open ones instead, finishing a later operation would let a new
-    one into the region of the first."""
+    """The rule concerns one operation: with a count of open operations instead, finishing a later one would admit a new
+    operation to the region of the first."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -27,7 +27,7 @@ def test_refused_while_its_region_is_open(fabric: str, regions: int) -> None:
         pending = [buffer._begin_dispatch(**arguments) for _ in range(regions)]
         with pytest.raises(deep_ep.DeepEPError, match=r"\b0\b"):
             buffer._begin_dispatch(**arguments)
-        # All but the first are finished: one is open, and it is the one that counts.
+        # All but the first are finished: one is open, the one that matters.
         for later in pending[1:]:
             trial.check_dispatch(rank, later.finish())
         with pytest.raises(deep_ep.DeepEPError, match=r"\b0\b"):
@@ -63,7 +63,7 @@ def test_every_kind_of_call_is_refused(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_open_ends_with_the_last_launch(fabric: str) -> None:
-    """Queued calls are not open however long they run: D + 2 of them, none waited for, are not refused."""
+    """Queued calls are not open, however long they run: D + 2 of them without a wait are not refused."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -81,8 +81,8 @@ def test_open_ends_with_the_last_launch(fabric: str) -> None:
 @pytest.mark.parametrize("kind", ["dispatch", "combine"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_dropped_operation(fabric: str, kind: str) -> None:
-    """One that is dropped without being finished runs its rest, or breaks the Buffer and says so. It does not leave
-    the peers waiting for rows that no rank will send."""
+    """An operation that is dropped without being finished runs its remaining steps, or breaks the Buffer and reports
+    it. It does not leave the peers waiting for rows that no rank will send."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> bool:
@@ -94,7 +94,7 @@ def test_a_dropped_operation(fabric: str, kind: str) -> None:
             pending = buffer._begin_dispatch(**arguments)
         else:
             handle = buffer.dispatch(**arguments)[4]
-            barrier(group)  # a peer may still be in the call that has ended here
+            barrier(group)  # a peer may still be in the call that has already ended here
             pending = PendingCombine.begin(buffer._engine, CombineArguments(trial.expert.x[rank], handle))
         if rank == 2:
             del pending
@@ -106,16 +106,16 @@ def test_a_dropped_operation(fabric: str, kind: str) -> None:
             for _ in range(3):
                 trial.check_dispatch(rank, buffer.dispatch(**arguments))
         except deep_ep.DeepEPError as error:
-            assert not isinstance(error, deep_ep.DeepEPTimeout), "peers hear of it, they do not wait for it"
+            assert not isinstance(error, deep_ep.DeepEPTimeout), "peers must be notified, not time out"
             return False
         return True
 
     for survived in under_schedules(4, on_each_rank):
-        assert len(set(survived)) == 1, "all ranks agree on whether the Buffer is broken"
+        assert len(set(survived)) == 1, "all ranks must agree on whether the Buffer is broken"
 
 
 def test_what_has_been_finished_is_not_finished_again() -> None:
-    """Nor is what was begun on a Buffer that is broken since: what broke it is named, and stays what it was (P16)."""
+    """Neither is an operation begun on a Buffer that has since broken: the cause is named and does not change (P16)."""
 
     trial = Trial.of(BY_NAME["uniform"])
 
@@ -124,7 +124,7 @@ def test_what_has_been_finished_is_not_finished_again() -> None:
         arguments = dispatch_arguments(trial.work, buffer.rank)
         first, second = (buffer._begin_dispatch(**arguments, finish_later=True) for _ in range(2))
         trial.check_dispatch(buffer.rank, first.finish())
-        with pytest.raises(deep_ep.DeepEPError, match="operation 0: it has been finished"):
+        with pytest.raises(deep_ep.DeepEPError, match="operation 0: it has already been finished"):
             first.finish()
         if buffer.rank == 0:
             third = buffer._begin_dispatch(**arguments, finish_later=True)
@@ -132,7 +132,7 @@ def test_what_has_been_finished_is_not_finished_again() -> None:
                 second.finish()
             assert "rank 0 gave up in dispatch after 5 s" in str(info.value)
             for finish_again in (third.finish, second.finish, third.finish):
-                with pytest.raises(deep_ep.DeepEPError, match=r"gave up in dispatch after 5 s|it has been finished"):
+                with pytest.raises(deep_ep.DeepEPError, match="gave up in dispatch after 5 s|already been finished"):
                     finish_again()
             with pytest.raises(deep_ep.DeepEPError, match="gave up in dispatch after 5 s"):
                 buffer.check()

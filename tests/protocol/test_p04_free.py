@@ -1,4 +1,4 @@
-"""P4: no rank stores into a region before its owner has freed it from the use before; each rank frees exactly once."""
+"""P4: no rank stores into a region before its owner has freed it from its last use; each rank frees exactly once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness import Trial, barrier, dispatch_arguments, make_buffer, under_sched
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_that_runs_ahead(fabric: str, regions: int, arena_bytes: int | None) -> None:
     """Three ranks begin as many operations as there are regions before the fourth has begun the first of them, lap
-    after lap, while it may still be reading the lap before. Were a rank to wait for its own words only, its counts
-    and rows would land in a region that the fourth has not done with."""
+    after lap, while it may still be reading the previous lap. If a rank only waited for its own words, its counts and
+    rows would land in a region that the fourth is still using."""
     trials = [Trial.of(BY_NAME["uniform"], seed=seed) for seed in range(3)]
 
     def on_each_rank(group: Any) -> None:
@@ -41,8 +41,8 @@ def test_a_rank_that_runs_ahead(fabric: str, regions: int, arena_bytes: int | No
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_one_region(fabric: str, arena_bytes: int | None) -> None:
-    """Each operation uses the region of the one before. Ranks without tokens end theirs early and go on; were they
-    not to wait, their next rows would take the place of rows that the others have not read yet, which differ."""
+    """Each operation uses the region of the previous one. Ranks without tokens end theirs early and continue; if they
+    did not wait, their next rows would overwrite rows that the others have not read yet, which differ."""
     case = Case("one_region", ranks=4, tokens=(0, 25, 0, 30), topk=2)
     trials = [Trial.of(case, seed=seed) for seed in (1, 2)]
 
@@ -65,8 +65,8 @@ def test_one_region(fabric: str, arena_bytes: int | None) -> None:
 )
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_sources_with_no_rows(fabric: str, name: str) -> None:
-    """Pairs that exchange no rows still free and wait for each other: a rank that freed only those it had received
-    from would leave the rest waiting in the next lap, or let them into a region still being read."""
+    """Pairs that exchange no rows still free and wait for each other: if a rank only freed the sources it had received
+    from, the others would wait in the next lap, or enter a region that is still being read."""
     idle, busy = Trial.of(BY_NAME[name]), Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -83,8 +83,8 @@ def test_sources_with_no_rows(fabric: str, name: str) -> None:
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_an_offer_that_no_rank_needs(fabric: str, arena_bytes: int | None) -> None:
     """No rank sends a row, yet every receiver offers its (empty) output, and the offers must have arrived before the
-    region is freed. Otherwise one that is late lands in the region's next use, where it names an output that is
-    gone."""
+    region is freed. Otherwise a late offer lands in the next use of the region and names an output that no longer
+    exists."""
     empty, full = Trial.of(BY_NAME["nothing_routed"]), Trial.of(BY_NAME["all_to_one_rank"])
 
     def on_each_rank(group: Any) -> None:
@@ -98,7 +98,7 @@ def test_an_offer_that_no_rank_needs(fabric: str, arena_bytes: int | None) -> No
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_one_rank_alone_frees_its_region(fabric: str) -> None:
-    """A rank is its own peer: the rule holds for its own region too."""
+    """A rank is its own peer: the rule also holds for its own region."""
     trial = Trial.of(Case("alone", ranks=1, tokens=5, topk=2, experts=2))
 
     def on_each_rank(group: Any) -> None:

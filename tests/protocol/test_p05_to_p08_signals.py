@@ -1,4 +1,4 @@
-"""P5 to P8: a signal vouches for its own put alone; words only grow, have one writer, and are waited for as a whole."""
+"""P5 to P8: a signal only vouches for its own put; words only grow, have one writer, and are waited for as a whole."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_p05_puts_overtake_each_other(fabric: str) -> None:
-    """Small puts behind large ones: counts of the next operation arrive while rows of this one are on their way. A
-    receiver that took a later put's signal as proof of an earlier put would read rows of two operations ago, which
+    """Small puts follow large ones: counts of the next operation arrive while rows of this one are in flight. A
+    receiver that took the signal of a later put as proof of an earlier one would read rows of two operations ago, which
     differ here."""
     wide = Case("wide", ranks=3, tokens=7, hidden=1096, topk=3, experts=6)
     trials = [Trial.of(wide, seed=seed) for seed in (1, 2, 3)]
@@ -34,7 +34,7 @@ def test_p05_puts_overtake_each_other(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_p06_a_slot_has_one_use_at_a_time(fabric: str) -> None:
-    """More chunks than slots: a slot is written again only after its reader has given it back."""
+    """More chunks than slots: a slot is only rewritten after its reader has returned it."""
     room = tight(2, 8, 1, 2)
     many = Case("many", ranks=2, tokens=(90, 0), hidden=8, topk=1, experts=2, num_nvl_bytes=room, arena_bytes=0)
     trial = Trial.of(many)
@@ -51,9 +51,9 @@ def test_p06_a_slot_has_one_use_at_a_time(fabric: str) -> None:
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_p07_the_base_moves_by_what_was_expected(fabric: str, arena_bytes: int | None) -> None:
-    """Thirty operations with different counts of chunks in a row. A base that moved to the value seen would swallow
-    what a fast peer has already added for the next use, and hang; one that did not move would let the next use begin
-    too early."""
+    """Thirty consecutive operations with different numbers of chunks. A base that advanced to the observed value would
+    swallow what a fast peer has already added for the next use, and hang; one that did not advance would let the next
+    use begin too early."""
     shapes = [
         Case("few", ranks=3, tokens=4, hidden=16, topk=2, experts=6),
         Case("many", ranks=3, tokens=(90, 0, 40), hidden=16, topk=2, experts=6),
@@ -76,8 +76,8 @@ def test_p07_the_base_moves_by_what_was_expected(fabric: str, arena_bytes: int |
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_p07_expected_does_not_depend_on_the_sender(fabric: str) -> None:
-    """Every rank launches another number of blocks, and has another number of tokens: the receiver knows neither, so
-    what it waits for depends on neither."""
+    """Each rank launches a different number of blocks and has a different number of tokens: the receiver knows neither,
+    so the values it waits for depend on neither."""
     import deep_ep_py as deep_ep
 
     trial = Trial.of(Case("uneven", ranks=4, tokens=(0, 3, 19, 1), topk=3, experts=8))
@@ -94,7 +94,7 @@ def test_p07_expected_does_not_depend_on_the_sender(fabric: str) -> None:
 
 
 def test_p08_pieces_add_up_to_one_unit() -> None:
-    """Rows larger than what the agent sends in one piece: the signal is complete only with the last piece."""
+    """Rows are larger than what the agent sends in one piece: the signal is only complete with the last piece."""
     large = Case("large", ranks=2, tokens=24, hidden=4096, topk=1, experts=2, arena_bytes=0, num_nvl_bytes=1 << 23)
     trials = [Trial.of(large, seed=seed) for seed in (1, 2)]
 

@@ -1,4 +1,4 @@
-"""P9: a receiver offers its output, or says that it takes rounds; no rank stores before the offer."""
+"""P9: a receiver offers its output or announces rounds; no rank stores before the offer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from builds import FABRICS
 from cases import Case, tight
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
-# Chunks of a stream exceed its slots, so an operation in rounds has several.
+# A row stream has more chunks than slots, so an operation in rounds has several rounds.
 ROUNDS = Case("rounds", ranks=3, tokens=(60, 5, 30), hidden=16, topk=2, experts=6, num_nvl_bytes=tight(3, 16, 2, 6))
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_rounds_next_to_the_next_operation(fabric: str) -> None:
-    """While one operation goes through its region in rounds, the next sends its counts, and has its output offered,
-    in the next region. Rounds that counted on being alone would mix rows of both."""
+    """While one operation goes through its region in rounds, the next one sends its counts and has its output offered
+    in the next region. Rounds that assumed to be alone would mix rows of both."""
     trials = [Trial.of(ROUNDS, seed=1), Trial.of(ROUNDS, seed=2)]
 
     def on_each_rank(group: Any) -> None:
@@ -28,7 +28,7 @@ def test_rounds_next_to_the_next_operation(fabric: str) -> None:
         results = first.finish(), second.finish()
         for trial, result in zip(trials, results):
             trial.check_dispatch(rank, result)
-        # And the next two, queued without waiting.
+        # The next two are queued without waiting.
         queued = [trial.combine(buffer, rank, result[4], async_finish=True) for trial, result in zip(trials, results)]
         for trial, combined in zip(trials, queued):
             combined[2].current_stream_wait()
@@ -39,8 +39,8 @@ def test_rounds_next_to_the_next_operation(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_each_receiver_chooses(fabric: str) -> None:
-    """One receiver's arena is full, the others' is not: within one operation a sender stores straight into some
-    outputs and goes in rounds to another, which only the offers tell it."""
+    """Only one receiver has a full arena: within one operation a sender stores straight into some outputs and uses
+    rounds for another, which it only learns from the offers."""
     trial = Trial.of(Case("mixed", ranks=3, tokens=40, hidden=64, topk=3, experts=6))
 
     def on_each_rank(group: Any) -> list[dict[str, int]]:
@@ -57,14 +57,14 @@ def test_each_receiver_chooses(fabric: str) -> None:
         return buffer.stats()
 
     for stats in under_schedules(3, on_each_rank):
-        assert stats[1]["rounds"] > 0, "the case has lost its point: the arena was never full"
+        assert stats[1]["rounds"] > 0, "the case no longer tests rounds: the arena was never full"
         if fabric == "peer":
             assert stats[0]["rounds"] == stats[2]["rounds"] == 0
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_rounds_and_direct_take_turns(fabric: str) -> None:
-    """The words of rounds rest while an operation is direct, and the other way round; either must find them as it
+    """The words of rounds are unused while an operation is direct, and vice versa; each kind must find its words as it
     left them."""
     trial = Trial.of(ROUNDS)
 

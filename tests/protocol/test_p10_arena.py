@@ -1,5 +1,5 @@
-"""P10: outputs come from the arena while it lasts; an operation that finds it full takes rounds. On a GPU it then
-grows: a stand-in for the driver shows it.
+"""P10: outputs come from the arena while there is room; an operation that finds it full uses rounds. On a GPU the arena
+then grows, which is tested over a stand-in for the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOM_FOR_TWO = 60 << 10
 
 
 def test_full_then_freed() -> None:
-    """Outputs that are kept fill the arena; dropped, they make room again."""
+    """Outputs that are kept fill the arena; dropped ones make room again."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, CASE, "peer", arena_bytes=ROOM_FOR_TWO)
@@ -55,7 +55,7 @@ def test_full_then_freed() -> None:
 
 
 def test_a_view_keeps_its_output() -> None:
-    """One row that the caller holds keeps the whole output from being given to peers to store into."""
+    """A single row that the caller holds keeps the whole output from being offered to peers."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, CASE, "peer", arena_bytes=ROOM_FOR_TWO)
@@ -84,8 +84,8 @@ def test_an_output_larger_than_the_arena() -> None:
 
 
 def test_a_queued_operation_holds_what_it_touches() -> None:
-    """The caller drops input and output of a call that still runs: neither may be given to another operation before
-    it has ended."""
+    """The caller drops the input and output of a call that is still running: no other operation may get their memory
+    before the call has ended."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, CASE, "peer", arena_bytes=ROOM_FOR_TWO)
@@ -101,7 +101,7 @@ def test_a_queued_operation_holds_what_it_touches() -> None:
 
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["arena", "ordinary"])
 def test_an_interrupted_operation_keeps_its_outputs(arena_bytes: int | None) -> None:
-    """Ctrl-C in a wait: the caller is gone, but the kernels go on storing until they have seen the abort word."""
+    """Ctrl-C in a wait: the caller has left, but the kernels keep storing until they have seen the abort word."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, CASE, "peer", arena_bytes=arena_bytes)
@@ -113,7 +113,7 @@ def test_an_interrupted_operation_keeps_its_outputs(arena_bytes: int | None) -> 
             return tensor
 
         def interrupted(*_: Any) -> None:
-            group.barrier()  # kernels get turns
+            group.barrier()  # lets the kernels run
             raise KeyboardInterrupt
 
         if buffer.rank == 1:
@@ -128,13 +128,13 @@ def test_an_interrupted_operation_keeps_its_outputs(arena_bytes: int | None) -> 
         else:
             pending = buffer._begin_dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
             group.barrier()
-            with suppress(deep_ep.DeepEPError):  # rank 1's kernels may have ended before it was interrupted
+            with suppress(deep_ep.DeepEPError):  # the kernels of rank 1 may have ended before the interrupt
                 pending.finish()
 
     under_schedules(2, on_each_rank)
 
 
-# What each of them does says tests/workers/growing_arena.py.
+# Each is described in tests/workers/growing_arena.py.
 GROWING = ["grows", "announced_by_the_next", "dropped", "no_more_memory", "little_more_memory", "no_host_waits"]
 BETWEEN_PROCESSES = ["all_at_once", "what_suits_all", "cannot_be_handed_over", "cannot_be_mapped"]
 

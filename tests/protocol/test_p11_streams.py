@@ -1,5 +1,5 @@
-"""P11: no wait stands behind another stream's; chunks may arrive in any order, operations may be finished in any
-order."""
+"""P11: no wait is queued behind that of another row stream; chunks may arrive in any order, and operations may be
+finished in any order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ MANY_CHUNKS = Case(
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_chunks_out_of_order(fabric: str, blocks: int) -> None:
-    """Chunks of a stream in all its slots at once, overtaking each other. With one word per stream a count of two
-    would say that two chunks are here, not which, and rows of the first would be read before they have come."""
+    """Chunks of a row stream are in all its slots at once and overtake each other. With one word per row stream, a
+    count of two would say that two chunks have arrived but not which, and rows of the first would be read before they
+    arrive."""
     trial = Trial.of(MANY_CHUNKS)
 
     def on_each_rank(group: Any) -> None:
@@ -37,7 +38,7 @@ def test_chunks_out_of_order(fabric: str, blocks: int) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_all_streams_by_few_warps(fabric: str) -> None:
-    """More streams than warps: a warp that blocked on its first stream would wait for a peer that, the same way,
+    """More row streams than warps: a warp that blocked on its first row stream would wait for a peer that likewise
     waits for it."""
     case = Case("streams", ranks=8, tokens=20, hidden=8, topk=4, experts=8)
     trial = Trial.of(case)
@@ -57,7 +58,7 @@ def test_all_streams_by_few_warps(fabric: str) -> None:
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_operations_finish_in_any_order(fabric: str, count: int, arena_bytes: int | None) -> None:
     """Two or three operations are open at once and finished in each order (the same on all ranks), with calls of
-    other kinds in between. As two micro-batches do that overlap."""
+    other kinds in between, like two overlapping micro-batches."""
     trials = [Trial.of(Case("open", ranks=3, tokens=7 + n, hidden=8 << n, topk=2, experts=6), seed=n) for n in range(3)]
 
     def on_each_rank(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""P12: producers publish their rows, the owner reads them; the producer's call ends only when every owner has."""
+"""P12: producers publish their rows and owners read them; a producer's call only ends when every owner has."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deep_ep_py.core import choices
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
-# Two ranks have no tokens, so they have nothing to sum and could leave before the others have read their rows.
+# Two ranks have no tokens, hence nothing to sum, and could leave before the others have read their rows.
 UNEVEN = Case("uneven", ranks=4, tokens=(0, 40, 0, 40), topk=4)
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_rows_may_be_rewritten_after_combine(fabric: str) -> None:
-    """The producer overwrites its rows the moment combine returns. Had combine ended with the producer's own sums, a
+    """The producer overwrites its rows as soon as combine returns. If combine ended with the producer's own sums, a
     slow owner would read the new values."""
     trial = Trial.of(UNEVEN)
     expected = oracle.combine(
@@ -33,7 +33,7 @@ def test_rows_may_be_rewritten_after_combine(fabric: str) -> None:
         buffer = make_buffer(group, trial.case, fabric)
         rank = buffer.rank
         for _ in range(3):
-            # Rows in the arena, which the owners read in place; and then the caller's own memory, which they cannot.
+            # First rows in the arena, which the owners read in place, then rows in the caller's memory.
             results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
             for rows in (results[0], results[0].clone()):
                 weights = results[2].clone()
@@ -65,8 +65,8 @@ def test_rows_may_be_rewritten_after_the_event(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_rows_may_be_dropped_while_they_are_read(fabric: str) -> None:
-    """A queued combine's rows are dropped and their memory is wanted by the next dispatch: the producer has to keep
-    them until all owners have read."""
+    """The rows of a queued combine are dropped and the next dispatch needs their memory: the producer must keep them
+    until all owners have read them."""
     trial = Trial.of(BY_NAME["uniform"])
     expected = oracle.combine(
         trial.received,
@@ -76,7 +76,7 @@ def test_rows_may_be_dropped_while_they_are_read(fabric: str) -> None:
     )
 
     def on_each_rank(group: Any) -> None:
-        # Room for little more than one output, so the next one would take the place of these rows.
+        # Room for little more than one output, so that the next one would overwrite these rows.
         buffer = make_buffer(group, trial.case, fabric, arena_bytes=10 << 10)
         rank = buffer.rank
         for _ in range(4):
@@ -92,7 +92,7 @@ def test_rows_may_be_dropped_while_they_are_read(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_owners_without_rows_still_answer(fabric: str) -> None:
-    """An owner that has nothing to read from a producer is waited for all the same."""
+    """A producer also waits for an owner that has nothing to read from it."""
     trials = [Trial.of(BY_NAME[name]) for name in ("all_to_one_rank", "ranks_that_send_nothing", "nothing_routed")]
 
     def on_each_rank(group: Any) -> None:
@@ -108,7 +108,7 @@ def test_owners_without_rows_still_answer(fabric: str) -> None:
 @pytest.mark.parametrize("pulled", [(), (1, 2)], ids=["all push", "some push"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_rows_may_be_pushed_instead(fabric: str, pulled: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank chooses for its own rows; the sums have the same bits."""
+    """Each rank chooses between pull and push for its own rows; the sums have the same bits."""
     monkeypatch.setenv(choices.COMBINE, "push")
     trial = Trial.of(BY_NAME["uneven_tokens"])
 

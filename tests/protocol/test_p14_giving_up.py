@@ -1,4 +1,4 @@
-"""P14: a block gives up as a whole; after that nothing is stored, signalled, offered or freed."""
+"""P14: a block gives up as a whole; after that it stores, signals, offers and frees nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fails(call: Any) -> deep_ep.DeepEPError:
 
 
 def check_failures(errors: list[deep_ep.DeepEPError], phase: str) -> None:
-    """The first rank to give up waited for the absent rank; the others did too, or heard of it."""
+    """Check that the first rank to give up waited for the absent rank, and that the others did too or were notified."""
     timeouts = [error for error in errors if isinstance(error, deep_ep.DeepEPTimeout)]
     assert timeouts, errors
     for error in timeouts:
@@ -55,9 +55,9 @@ def test_a_rank_that_never_calls(fabric: str) -> None:
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_that_stops_half_way(fabric: str, arena_bytes: int | None, blocks: int) -> None:
-    """It has sent its counts, but neither offers nor sends rows. Some blocks of the others have only streams that
-    run, some wait for it: each block leaves as one, no barrier is left short, no counter of blocks is completed by
-    those that gave up, and what earlier calls returned stays as it was. When it comes after all, it fails too."""
+    """It has sent its counts but neither offers nor sends rows. Some blocks of the others only have active row streams,
+    some wait for it: each block leaves as a whole, no barrier misses a thread, blocks that gave up complete no block
+    counter, and results of earlier calls do not change. When the rank comes after all, it fails too."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=30.0, arena_bytes=arena_bytes)
@@ -79,8 +79,8 @@ def test_a_rank_that_stops_half_way(fabric: str, arena_bytes: int | None, blocks
 
 
 def test_nothing_is_stored_after_giving_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that comes when the others have failed stores no row, adds to no signal word and frees no region: but for
-    the abort words, all heaps stay as they were, bit by bit."""
+    """A rank that comes after the others have failed stores no row, adds to no signal word and frees no region: except
+    for the abort words, all heaps stay unchanged, bit by bit."""
     arena_bytes = 1 << 16
     heaps: list[Any] = []
 
@@ -89,12 +89,12 @@ def test_nothing_is_stored_after_giving_up(monkeypatch: pytest.MonkeyPatch) -> N
         return list(heaps)
 
     def contents(rank: int) -> torch.Tensor:
-        # The first page holds the abort word, the last pages outputs: the late rank makes its own before it fails.
+        # The first page holds the abort word, the last pages outputs: the late rank allocates its own before it fails.
         ends = [heap.bytes - (arena_bytes if owner == rank else 0) for owner, heap in enumerate(heaps)]
         counts = [(end - 4096) // ctypes.sizeof(ctypes.c_int64) for end in ends]
         spans = [(ctypes.c_int64 * n).from_address(heap.base + 4096) for heap, n in zip(heaps, counts)]
-        # A sum, not a memcpy: ThreadSanitizer would see that, and no word has been waited for that orders it behind
-        # what peers have signalled. The ranks' threads have met, which is enough here.
+        # A sum instead of a memcpy, which ThreadSanitizer would see: no wait on a word orders this read after the
+        # stores that peers have signaled. Here it is enough that the threads of the ranks have met.
         return torch.cat([torch.frombuffer(span, dtype=torch.int64) + 1 for span in spans])
 
     def on_each_rank(group: Any) -> None:
@@ -132,14 +132,14 @@ def test_a_rank_that_never_combines(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_broken_buffer_says_why(fabric: str) -> None:
-    """Later calls raise at once and name the first failure; other Buffers are as good as before."""
+    """Later calls raise at once and name the first failure; other Buffers are unaffected."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=30.0)
         rank = buffer.rank
         arguments = dispatch_arguments(TRIAL.work, rank)
         handle = buffer.dispatch(**arguments)[4]
-        # The absent rank comes late, and hears of the failure.
+        # The absent rank comes late and is told of the failure.
         if rank == ABSENT:
             barrier(group)
         first = fails(lambda: buffer.dispatch(**arguments))
@@ -159,8 +159,8 @@ def test_a_broken_buffer_says_why(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_queued_kernels_leave_at_once(fabric: str) -> None:
-    """Calls queued behind one that fails start with the abort word set: they leave without waiting, so the last of
-    five fails as early as the first."""
+    """Calls queued after one that fails start with the abort word set: they leave without waiting, so the last of five
+    fails as early as the first."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=30.0)
@@ -176,7 +176,7 @@ def test_queued_kernels_leave_at_once(fabric: str) -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_waits_of_some_calls_have_another_bound(inside: bool) -> None:
-    """Those begun in the block; the others' is the Buffer's."""
+    """This applies to calls begun in the block; other calls use the bound of the Buffer."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, "peer", timeout=30.0)
@@ -196,7 +196,7 @@ def test_waits_of_some_calls_have_another_bound(inside: bool) -> None:
 
 
 def test_all_threads_leave_a_meeting_with_the_same_answer() -> None:
-    """Whichever of them gives up, and when; the threads of a group that is joined alone, too."""
+    """Regardless of which thread gives up, and when; also the threads of a group that is joined separately."""
     for seed in range(1, 5):
         result = run(build_protocol(), "meetings", str(seed))
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"

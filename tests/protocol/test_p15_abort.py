@@ -1,4 +1,4 @@
-"""P15: a rank that fails tells the others, so they fail at once, with its reason, instead of waiting for it."""
+"""P15: a rank that fails notifies the others, so that they fail at once, with its reason, instead of waiting for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIAL = Trial.of(BY_NAME["uniform"])
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_the_first_timeout_ends_all_waits(fabric: str) -> None:
-    """Rank 0 waits 1 s, the others a day. They learn of rank 0's failure, and which rank it waited for."""
+    """Rank 0 waits for 1 s, the others for a day. They learn of its failure, and which rank it waited for."""
 
     def on_each_rank(group: Any) -> Any:
         rank = group.rank()
@@ -38,11 +38,11 @@ def test_the_first_timeout_ends_all_waits(fabric: str) -> None:
 
 
 def collect(ranks: int, on_each_rank: Any) -> list[list[deep_ep.DeepEPError]]:
-    """Run a body that returns what its rank has raised; checks that no rank sat out a timeout."""
+    """Run a body that returns what its rank has raised; check that no rank waited until a timeout."""
     runs = under_schedules(ranks, on_each_rank)
     for errors in runs:
         for error in errors:
-            assert not isinstance(error, deep_ep.DeepEPTimeout), "peers hear of a failure, they do not wait for it"
+            assert not isinstance(error, deep_ep.DeepEPTimeout), "peers must be notified of a failure, not time out"
     return runs
 
 
@@ -54,14 +54,14 @@ def raised(call: Any) -> deep_ep.DeepEPError:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_an_exception_in_the_callers_code(fabric: str) -> None:
-    """A rank's own code raises between two calls. Leaving the Buffer's block says so to the others, which are waiting
-    for its next call."""
+    """The code of a rank raises between two calls. Leaving the `with` block of the Buffer notifies the others, which
+    are waiting for its next call."""
 
     def on_each_rank(group: Any) -> Any:
         try:
             with make_buffer(group, TRIAL.case, fabric) as buffer:
                 TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
-                barrier(group)  # a peer may still be in the call that has ended here
+                barrier(group)  # a peer may still be in the call that has already ended here
                 if buffer.rank == 1:
                     raise ZeroDivisionError("of the caller")
                 return raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
@@ -74,8 +74,8 @@ def test_an_exception_in_the_callers_code(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_an_exception_inside_a_call(fabric: str) -> None:
-    """One rank finds no memory for its output, in the middle of a dispatch: its peers, which have sent their counts,
-    hear of it; the rank itself raises what happened, and then that its Buffer is broken."""
+    """One rank has no memory for its output in the middle of a dispatch: its peers, which have sent their counts, are
+    notified; the rank raises the cause, and afterwards that its Buffer is broken."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric)
@@ -99,7 +99,7 @@ def test_an_exception_inside_a_call(fabric: str) -> None:
 @pytest.mark.parametrize("drop", [False, True], ids=["destroyed", "dropped"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_that_goes_away(fabric: str, drop: bool) -> None:
-    """Its last call is not the others': they hear that it is gone, instead of waiting for it."""
+    """It leaves before the last call of the others, which are notified instead of waiting for it."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
@@ -117,12 +117,12 @@ def test_a_rank_that_goes_away(fabric: str, drop: bool) -> None:
         return error
 
     for errors in collect(4, on_each_rank):
-        assert all("rank 2 has destroyed its Buffer" in str(error) for error in errors if error is not None), errors
+        assert all("rank 2 has destroyed or dropped its" in str(error) for error in errors if error is not None), errors
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_that_has_finished_may_go(fabric: str) -> None:
-    """At once, while others are still in the call that has ended there."""
+    """It may leave at once, while others are still in the call that has ended on it."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric)
@@ -136,7 +136,7 @@ def test_a_rank_that_has_finished_may_go(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_run_ranks_raises_the_cause_and_not_what_followed_from_it(fabric: str) -> None:
-    """Rank 2's exception, not the timeout of rank 0, which waits for it in vain."""
+    """It raises the exception of rank 2, not the timeout of rank 0, which waits for that rank."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric)
@@ -151,7 +151,7 @@ def test_run_ranks_raises_the_cause_and_not_what_followed_from_it(fabric: str) -
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_abort(fabric: str) -> None:
-    """Said by hand. Ranks inside a call and ranks that call later hear of it alike."""
+    """An explicit abort. Both ranks inside a call and ranks that call later are notified."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric)
@@ -172,8 +172,8 @@ def test_abort(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_who_has_been_told_tells_the_others(fabric: str) -> None:
-    """A rank that fails is stopped after it has told rank 1 alone. Rank 1's caller may write into rows that it had
-    published as soon as it is told, so by then every rank must know."""
+    """A failing rank is stopped after it has only notified rank 1. The caller of rank 1 may overwrite its published
+    rows as soon as it is told, so by then every rank must know."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
@@ -194,7 +194,7 @@ def test_who_has_been_told_tells_the_others(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_the_same_operation_with_other_arguments(fabric: str) -> None:
-    """One rank's rows have another size. All ranks raise, whichever finds it first."""
+    """The rows of one rank have another size. All ranks raise, whichever detects it first."""
     narrow = Trial.of(Case("narrow", TRIAL.case.ranks, TRIAL.case.tokens, hidden=32))
 
     def on_each_rank(group: Any) -> Any:
@@ -208,8 +208,8 @@ def test_the_same_operation_with_other_arguments(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_another_kind_of_operation(fabric: str) -> None:
-    """One rank combines while the others dispatch: neither side's wait could ever end. After half a second the ranks
-    compare what they are doing, and all raise."""
+    """One rank combines while the others dispatch: no wait of either side could ever end. After half a second the ranks
+    compare their operations, and all raise."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric)

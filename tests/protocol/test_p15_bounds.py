@@ -1,5 +1,5 @@
-"""P15: nothing read from memory is trusted to store by. A handle that has been written over fails every rank, and
-no other tensor."""
+"""P15: no store relies on unchecked values read from memory. An overwritten handle fails every rank and damages no
+other tensor."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _own_tokens(handle: Any) -> None:
     handle.plan.source_tokens[TAMPERED] = 1
 
 
-# Name, what is done to one rank's handle, and where that is used: in a cached dispatch, in combine; where rows go
-# straight to their places, where they go in chunks.
+# Name, modification of one rank's handle, and the modes in which a cached dispatch and combine use it: with rows that
+# go straight to their places, or in chunks.
 DIRECT, ROUNDS = "direct", "rounds"
 BOTH = (DIRECT, ROUNDS)
 TAMPERINGS = [
@@ -69,9 +69,9 @@ TAMPERINGS = [
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("combine", [False, True], ids=["cached dispatch", "combine"])
 def test_a_handle_that_was_written_over(combine: bool, fabric: str, place: str) -> None:
-    """One rank's plan, in each way. That rank says what is out of bounds. A peer that has had its rows by then may end
-    well, with the right ones; the next call raises on all ranks."""
-    # Over a network only a rank's own rows go straight to their places.
+    """The plan of one rank, in each way. That rank reports what is out of bounds. A peer that already has its rows may
+    succeed, with the right ones; the next call raises on all ranks."""
+    # Over a network, only the rows that a rank sends to itself go straight to their places.
     mode = place if fabric == "peer" else ROUNDS
     for seed, (name, tamper, in_dispatch, in_combine) in enumerate(TAMPERINGS, 1):
         if mode not in (in_combine if combine else in_dispatch):
@@ -97,7 +97,7 @@ def test_a_handle_that_was_written_over(combine: bool, fabric: str, place: str) 
             with pytest.raises(deep_ep.DeepEPError) as info:
                 buffer.dispatch(TRIAL.work.x[rank], handle=kept[1][4])
             barrier(group)
-            # The tensors of both dispatches are live, and the second handle is whole.
+            # The tensors of both dispatches are alive, and the second handle is intact.
             TRIAL.check_dispatch(rank, kept[1])
             TRIAL.check_cached(rank, (kept[0][0], None, None, None, None, None))
             return info.value

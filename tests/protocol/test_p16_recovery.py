@@ -1,4 +1,4 @@
-"""P16: after a failure the ranks that are left go on with the same Buffer."""
+"""P16: after a failure the remaining ranks continue with the same Buffer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def raised(call: Any, kind: type[BaseException] = deep_ep.DeepEPError) -> BaseEx
 
 
 def fail_in_the_middle(buffer: deep_ep.Buffer, failing: int = 1) -> None:
-    """On every rank: one finds no memory for its output, when the others have sent their counts and more."""
+    """Fail on every rank: one has no memory for its output after the others have sent their counts and more."""
     engine, arguments = buffer._engine, dispatch_arguments(TRIAL.work, buffer.rank)
     if buffer.rank != failing:
         raised(lambda: buffer.dispatch(**arguments))
@@ -41,7 +41,7 @@ def fail_in_the_middle(buffer: deep_ep.Buffer, failing: int = 1) -> None:
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_all_ranks_go_on(fabric: str, arena_bytes: int | None) -> None:
-    """Twice, so that no word, region or number of an earlier generation is in the way; the second time after an odd
+    """Twice, to show that words, regions and numbers of an earlier generation do no harm; the second time after an odd
     number of operations."""
 
     def on_each_rank(group: Any) -> None:
@@ -63,8 +63,8 @@ def test_all_ranks_go_on(fabric: str, arena_bytes: int | None) -> None:
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_is_left_out(fabric: str, arena_bytes: int | None) -> None:
-    """Its code raises in the middle of an operation, and its Buffer is destroyed. Later another one does; both stay
-    away."""
+    """Its code raises in the middle of an operation, and its Buffer is destroyed. Later the same happens to another
+    rank; both stay away."""
     both = left_out(TRIAL, [0, LOST])
 
     def on_each_rank(group: Any) -> None:
@@ -109,7 +109,7 @@ def test_one_rank_left(fabric: str) -> None:
 
 
 def test_different_masks_raise_on_all() -> None:
-    """The Buffers stay broken until the ranks agree."""
+    """The Buffers stay broken until the ranks agree on a mask."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer")
@@ -120,8 +120,8 @@ def test_different_masks_raise_on_all() -> None:
             return
         mask, other, theirs = ([0, LOST], 3, [LOST]) if rank == 1 else ([LOST], 1, [0, LOST])
         error = str(raised(lambda: buffer.recover(mask, timeout=5.0)))
-        # Rank 3 also misses rank 0; and a rank that looks late finds the other one at its next attempt.
-        told = (f"mask={mask}, expected the same on all ranks, rank {other} leaves out {theirs}", "given this recovery")
+        # Rank 3 also misses rank 0, and a rank that checks late finds the other one at its next attempt.
+        told = (f"mask={mask}, expected the same on all ranks, rank {other} leaves out {theirs}", "given up this")
         assert any(text in error for text in told) or (rank == 3 and "rank 0 is gone too" in error), error
         assert "recover was called" in str(raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))))
         buffer.recover([0, LOST])
@@ -132,7 +132,7 @@ def test_different_masks_raise_on_all() -> None:
 
 
 def test_a_rank_that_could_still_store_is_not_left_out() -> None:
-    """The others cannot take its memory away: they say so, and go on with it or when it is gone."""
+    """The others cannot revoke its access to memory: they report that, and continue with it or once it has left."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer")
@@ -161,7 +161,7 @@ def test_a_rank_that_does_not_come() -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_that_is_well_calls_it(fabric: str) -> None:
-    """The others are in a dispatch, which raises; no rank sits out a timeout."""
+    """The others are in a dispatch, which raises; no rank waits until a timeout."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
@@ -175,13 +175,13 @@ def test_a_rank_that_is_well_calls_it(fabric: str) -> None:
 
 
 def test_outputs_are_withheld_until_then() -> None:
-    """Peers may still store into what an operation had offered before it broke, even if the caller has dropped it;
-    afterwards it is free again."""
+    """Peers may still store into an output that an operation had offered before it broke, even if the caller has
+    dropped it; after the recovery its memory is free again."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer", timeout=30.0)
         pending = buffer._begin_dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
-        # The others have its counts, but wait for its offer in vain.
+        # The others have its counts, but its offer never comes.
         if buffer.rank == LOST:
             barrier(group)
         try:
@@ -215,8 +215,8 @@ def test_what_was_begun_before_cannot_be_finished() -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 def test_results_that_a_recovery_voids(told: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """What a call had returned before its kernels failed is void: each rank's caller hears so, once, by an exception or
-    by a warning, no matter which rank broke the Buffer."""
+    """Results that a call had returned before its kernels failed are void: the caller of each rank learns it exactly
+    once, from an exception or a warning, no matter which rank broke the Buffer."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer")
@@ -238,7 +238,7 @@ def test_results_that_a_recovery_voids(told: bool, caplog: pytest.LogCaptureFixt
 
 
 def test_an_interrupt_when_the_others_have_recovered() -> None:
-    """They hear of it at once, in the generation that they have begun."""
+    """They are notified at once, in the generation that they have begun."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -254,7 +254,7 @@ def test_an_interrupt_when_the_others_have_recovered() -> None:
             buffer.recover()
             error = raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
             assert "rank 0" in str(error) and not isinstance(error, deep_ep.DeepEPTimeout), error
-        barrier(group)  # else some would still be in the first recovery
+        barrier(group)  # otherwise some would still be in the first recovery
         buffer.recover()
         round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
 

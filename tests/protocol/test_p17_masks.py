@@ -1,4 +1,4 @@
-"""P17: the ranks that are left out are the same on all ranks; nothing is sent to them, nothing waited for."""
+"""P17: all ranks leave out the same ranks, send nothing to them and wait for nothing from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MASKABLE = [case for case in CASES if 2 <= case.ranks <= 8]
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_another_mask_is_found_before_a_row_is_sent(fabric: str) -> None:
-    """One rank leaves another out by itself. Every rank that it still sends counts to raises, or is told of it."""
+    """One rank alone leaves out another. Each rank that it still sends counts to raises or is notified."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
@@ -41,7 +41,7 @@ def test_another_mask_is_found_before_a_row_is_sent(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_nothing_is_stored_into_a_rank_that_is_left_out(fabric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its heap stays as it was, bit by bit, but for the first page, where the hosts' words are."""
+    """Its heap stays unchanged, bit by bit, except for the first page, which holds the words of the hosts."""
     rest = left_out(TRIAL, [LOST])
     heaps: list[Any] = []
 
@@ -52,7 +52,7 @@ def test_nothing_is_stored_into_a_rank_that_is_left_out(fabric: str, monkeypatch
     def contents() -> torch.Tensor:
         heap = heaps[LOST]
         span = (ctypes.c_int64 * ((heap.bytes - 4096) // 8)).from_address(heap.base + 4096)
-        return torch.frombuffer(span, dtype=torch.int64) + 1  # as the test of P14 does
+        return torch.frombuffer(span, dtype=torch.int64) + 1  # as in the test of P14
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric, arena_bytes=1 << 16)
@@ -67,7 +67,7 @@ def test_nothing_is_stored_into_a_rank_that_is_left_out(fabric: str, monkeypatch
             barrier(group)
             assert contents().equal(before)
         else:
-            buffer.recover([LOST])  # until then puts of the dispatch may be on their way
+            buffer.recover([LOST])  # until then, puts of the dispatch may be in flight
             barrier(group)
             barrier(group)
             round_trip_without(buffer, rank, TRIAL, rest)
@@ -83,7 +83,7 @@ def test_nothing_is_stored_into_a_rank_that_is_left_out(fabric: str, monkeypatch
     ids=lambda value: value.name if isinstance(value, Case) else value,
 )
 def test_shapes(case: Case, fabric: str) -> None:
-    """Whatever the routing: rows for ranks that are left out are dropped, and sums are over the others."""
+    """With any routing, rows for ranks that are left out are dropped, and sums cover the others."""
     lost = [0, case.ranks - 1] if case.ranks > 2 else [1]
     trial = Trial.of(case)
     rest = left_out(trial, lost)
@@ -101,7 +101,7 @@ def test_shapes(case: Case, fabric: str) -> None:
 
 @pytest.mark.once
 def test_more_ranks_than_a_word_has_bits() -> None:
-    """Masks, recovery words and reports know 70 ranks as they know 4."""
+    """Masks, recovery words and reports handle 70 ranks just like 4."""
     case = Case("seventy_ranks", ranks=70, tokens=2, topk=4, experts=70, hidden=8, max_blocks=1, cached=False)
     trial, lost = Trial.of(case), [2, 67]
     rest = left_out(trial, lost)

@@ -1,5 +1,5 @@
-"""What becomes of asynchronous calls' results when their Buffer breaks: those that were complete stay so, and an error
-of the simulation is raised even if no call's end is waited for."""
+"""Results of asynchronous calls when their Buffer breaks: complete ones stay valid, and an error of the simulation is
+raised even if no thread waits for the end of a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_complete_results_stay_so(fabric: str, end: str) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric)
         rank = buffer.rank
         results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank), async_finish=True)
-        sleep(1.0)  # its kernels end meanwhile, and no call looks
+        sleep(1.0)  # its kernels end meanwhile, and no call checks
         barrier(group)
         if end == "destroy":
             buffer.destroy()
@@ -42,7 +42,8 @@ def test_complete_results_stay_so(fabric: str, end: str) -> None:
 
 @pytest.mark.once
 def test_an_error_of_the_simulation_is_raised_by_the_next_call() -> None:
-    """The thread that runs a call's kernels finds that one has broken a rule. They are gone, and have said nothing."""
+    """The thread that runs the kernels of a call finds that one has broken a rule. The kernels are gone without having
+    reported anything."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, BY_NAME["one_rank_alone"], "peer")

@@ -1,5 +1,5 @@
-"""P12, P14 to P16: what follows a failure, in scenarios without Python (tests/native/protocol), where user kernels
-write over published rows behind operations that fail."""
+"""P12, P14 to P16: the consequences of a failure, in scenarios without Python (tests/native/protocol), where user
+kernels overwrite published rows after operations that fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW_SEEDS = SEEDS[: {"fast": 3, "exact": 2, "tsan": 1, "asan": 1}[BUILD]]
 
 @pytest.mark.parametrize("scenario", (*ORDERED, *REPLAYS, *(() if BUILD == "tsan" else RACING)))
 def test_what_follows_a_failure(scenario: str) -> None:
-    """Every call that ends without a failure has the right sums, on every rank; no rank waits out its own timeout."""
+    """Every call that ends without a failure has the right sums on all ranks; no rank waits until its own timeout."""
     for seed in SEEDS:
         result = run(build_protocol(), scenario, str(seed))
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
@@ -25,7 +25,7 @@ def test_what_follows_a_failure(scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", BOUNDS)
 def test_what_is_read_is_bounded(scenario: str) -> None:
-    """Plans that are written over, heaps that end early: the rank that reads them says so, and nothing else is
+    """Overwritten plans, heaps that end early: the rank that reads them reports it, and nothing else is
     written."""
     for seed in FEW_SEEDS:
         result = run(build_protocol(), scenario, str(seed))
@@ -33,7 +33,7 @@ def test_what_is_read_is_bounded(scenario: str) -> None:
 
 
 def test_an_operation_that_fails_on_one_rank_ends_well_on_another() -> None:
-    """It happens: only then does the scenario say something about the order of the last look."""
+    """This must occur: otherwise the scenario proves nothing about the order of the last look."""
     both = 0
     for seed in SEEDS:
         said = re.search(r"(\d+) did both", run(build_protocol(), "failing, ordered", str(seed)).stdout)

@@ -1,4 +1,4 @@
-"""P14, P15: what the exceptions of a failure say leads to the rank at fault, whatever else was waiting meanwhile."""
+"""P14, P15: the exceptions of a failure lead to the rank at fault, whatever else was waiting meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness import Trial, barrier, dispatch_arguments, make_buffer, under_sched
 RANKS, TOKENS = 4, 40
 TIMEOUT = 30.0
 LATE = 1
-# More chunks than slots: a rank that waits for the late one gives no slots back, and others wait for those.
+# More chunks than slots: a rank that waits for the late one returns no slots, and others wait for those.
 SLOTS = tight(RANKS, 64, 4, 16)
 TRIAL = Trial.of(Case("late", RANKS, TOKENS, num_nvl_bytes=SLOTS, arena_bytes=0))
 
@@ -29,7 +29,7 @@ def error_of(call: Any) -> deep_ep.DeepEPError:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_the_late_rank_is_named_by_all_others(fabric: str) -> None:
-    """Not one that gives no slots back since it waits for the late rank itself."""
+    """They must not name a rank that returns no slots because it waits for the late rank itself."""
 
     def on_each_rank(group: Any) -> str:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=TIMEOUT)
@@ -45,12 +45,12 @@ def test_the_late_rank_is_named_by_all_others(fabric: str) -> None:
         for rank, text in enumerate(texts):
             blamed = re.search(r"(?:waited for .* of|waited too long for) rank (\d)", text)
             assert blamed is not None and int(blamed[1]) == LATE, (rank, text)
-            # Where another one is blamed after all, what that one waited for leads on.
+            # If another rank is blamed nevertheless, what that rank waited for leads further.
             assert "was waiting for" not in text or re.search(r"was waiting for: .* of rank \d", text), (rank, text)
 
 
 def test_a_call_behind_a_failure_says_what_that_one_waited_for() -> None:
-    """The host waits for a dispatch's counts, so it is this call that raises what an earlier one has failed of."""
+    """The host waits for the counts of a dispatch, so this call raises the failure of an earlier one."""
 
     def on_each_rank(group: Any) -> deep_ep.DeepEPError:
         buffer = make_buffer(group, TRIAL.case, "peer", timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""P12, P14, P15: what is queued behind a failure never ends well on garbage, on any rank."""
+"""P12, P14, P15: an operation queued after a failure never succeeds with garbage, on any rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = TRIAL.case.ranks
 TIMEOUT = 30.0
 LATE = 1
 
-# What combine makes of the rows as they were dispatched.
+# The results of combining the rows as they were dispatched.
 WEIGHTS = [part.topk_weights for part in TRIAL.received]
 ECHO = oracle.combine(TRIAL.received, [len(x) for x in TRIAL.work.x], [part.x for part in TRIAL.received], WEIGHTS)
 
@@ -33,7 +33,7 @@ def end_of(event: Any) -> BaseException | None:
 
 
 def begin(call: Any) -> Any:
-    """An asynchronous call's results, or what it has raised at once."""
+    """Return the results of an asynchronous call, or the exception that it has raised at once."""
     try:
         return call()
     except deep_ep.DeepEPError as error:
@@ -41,7 +41,7 @@ def begin(call: Any) -> Any:
 
 
 def check_ended_well(rank: int, rows: Any, sums: Sequence[Any]) -> list[BaseException]:
-    """Each result is right, or an exception; -> the exceptions."""
+    """Check that each result is right or an exception. Returns the exceptions."""
     errors: list[BaseException] = []
     for results in (rows, *sums):
         error = results if isinstance(results, BaseException) else end_of(results[-1])
@@ -58,8 +58,8 @@ def check_ended_well(rank: int, rows: Any, sums: Sequence[Any]) -> list[BaseExce
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_operations_behind_one_that_fails(fabric: str, arena_bytes: int | None, late: float) -> None:
-    """A cached dispatch and two combines of its rows are queued at once on every rank, as on a GPU. One rank comes when
-    the others have given up: it must not find that their combines have gone on with rows that never came."""
+    """A cached dispatch and two combines of its rows are queued at once on every rank, as on a GPU. One rank comes
+    after the others have given up: it must not find that their combines have continued with rows that never came."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=TIMEOUT, arena_bytes=arena_bytes, regions=3)
@@ -72,11 +72,11 @@ def test_operations_behind_one_that_fails(fabric: str, arena_bytes: int | None, 
         sums = []
         if not isinstance(rows, BaseException):
             sums = [begin(lambda: buffer.combine(rows[0], handle, WEIGHTS[rank], async_finish=True)) for _ in range(2)]
-        sleep(4 * TIMEOUT)  # no host looks at what becomes of them
+        sleep(4 * TIMEOUT)  # no host checks on them meanwhile
         errors = check_ended_well(rank, rows, sums)
         barrier(group)
         return errors
 
     for errors in under_schedules(RANKS, on_each_rank):
-        assert all(errors), "every rank hears of it"
+        assert all(errors), "every rank must be notified"
         assert any(isinstance(error, deep_ep.DeepEPTimeout) for rank in errors for error in rank), errors

@@ -1,4 +1,4 @@
-"""A forked child has its parent's Buffer in memory, but is not its parent's rank: its end is nothing to the others."""
+"""A forked child has the Buffer of its parent in memory but is not a rank: its end must not affect the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def outcomes() -> list[dict[str, Any]]:
     ],
 )
 def test_the_ranks_go_on(outcomes: list[dict[str, Any]], way: str, fabric: str) -> None:
-    """P14, P15: with a dispatch on its way while the child ends; the child's own calls are refused."""
+    """P14, P15: with a dispatch in flight while the child ends; calls of the child are refused."""
     ended = [one for one in outcomes if (one["fabric"], one["way"]) == (fabric, way)]
     assert sorted(one["rank"] for one in ended) == [0, 1], outcomes
     assert all(one["error"] is None for one in ended), ended

@@ -1,4 +1,4 @@
-"""An interrupt between two lines of a call: what the call's kernels use stays until they have ended."""
+"""An interrupt between two lines of a call: the memory that its kernels use stays until they have ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIAL = Trial.of(BY_NAME["two_ranks"])
 
 
 class Interrupting(dict):
-    """An interrupt comes as a call's entry is taken out."""
+    """A dict that raises an interrupt when the entry of a call is removed."""
 
     def __delitem__(self, key: Any) -> None:
         super().__delitem__(key)
@@ -49,14 +49,14 @@ def test_as_a_call_ends() -> None:
             buffer.dispatch(**arguments)
         del arguments
         gc.collect()
-        assert x() is not None, "its kernels are queued, and read it"
+        assert x() is not None, "its queued kernels still read it"
         engine._open = {}
 
     run_ranks(2, on_each_rank)
 
 
 def test_before_a_finish_has_begun() -> None:
-    """Nothing tells the peers of an interrupt there, until what was begun is dropped."""
+    """The peers are not notified of an interrupt there until the begun operation is dropped."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -83,7 +83,7 @@ def test_before_a_finish_has_begun() -> None:
 
 
 def test_as_a_layout_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel is queued, the caller has nothing of its outputs, and nothing says that the Buffer is broken."""
+    """The kernel is queued, the caller has none of its outputs, and the Buffer is not marked as broken."""
     launch, outputs = C.normal.layout, {}
 
     def interrupted(runtime: Any, sizes: Any, **addresses: Any) -> None:
@@ -108,7 +108,7 @@ def test_as_a_layout_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
-    """Its kernel may not have run yet: the Buffer waits for it before what it reads and writes goes."""
+    """Its kernel may not have run yet: the Buffer waits for it before it frees the memory that it reads and writes."""
 
     def on_each_rank(group: Any) -> None:
         buffer, other = (make_buffer(group, TRIAL.case, "peer") for _ in range(2))
@@ -122,10 +122,10 @@ def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
             buffer.get_dispatch_layout(TRIAL.work.topk_idx[rank].clone(), TRIAL.work.num_experts)
         assert engine._alone
         runtime = engine.runtime
-        del engine._run  # which would keep the Buffer
+        del engine._run  # which would keep the Buffer alive
         del buffer, engine
         gc.collect()
-        assert runtime.settle(0.0), "the layout's kernel has not ended, and what it uses is gone"
+        assert runtime.settle(0.0), "memory was freed before the layout's kernel had ended"
         del runtime
         TRIAL.check_dispatch(rank, other.dispatch(**dispatch_arguments(TRIAL.work, rank)))
         group.barrier()
@@ -135,7 +135,7 @@ def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
 
 @pytest.mark.parametrize("hooks", [False, True])
 def test_as_a_low_latency_call_ends(hooks: bool) -> None:
-    """At once, or when its sending half is under way: the peers are told."""
+    """At once or while its sending half is running: the peers are notified."""
     work = Work.of(Sizes("interrupted", 2, (9, 5), 9, 64, 2, 4))
 
     def interrupt(*_: Any, **__: Any) -> None:

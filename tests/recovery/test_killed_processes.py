@@ -1,4 +1,4 @@
-"""A process killed at any moment: the others hear of it within a second, say whose it was, and go on without it.
+"""A process is killed at any point in time: the others notice within a second, name its rank, and continue without it.
 
 DEEP_EP_KILLS says how often: 10 by default, 300 in `make test-long`.
 """
@@ -41,7 +41,7 @@ def trials() -> list[dict[str, Any]]:
 
 
 def survivors(trials: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each rank that was not killed, with its trial."""
+    """Return each rank that was not killed, with its trial."""
     return [(one, trial) for trial in trials for one in trial["survivors"].values()]
 
 
@@ -51,7 +51,7 @@ def test_no_rank_hangs(trials: list[dict[str, Any]]) -> None:
 
 
 def test_all_hear_within_a_second_whose_process_it_was(trials: list[dict[str, Any]]) -> None:
-    """Unless it was killed before the ranks had met: then what brings them together tells."""
+    """Unless it was killed before the ranks had met; the rendezvous reports that."""
     for one, trial in survivors(trials):
         assert one["seconds"] < SECONDS, (one, trial)
         assert one["named"] or "before the ranks had met" in one["texts"][0], (one, trial)
@@ -59,8 +59,8 @@ def test_all_hear_within_a_second_whose_process_it_was(trials: list[dict[str, An
 
 
 def test_nothing_is_left_behind(trials: list[dict[str, Any]]) -> None:
-    """No process, name in /dev/shm or abstract socket when all have ended; while the others live, no descriptor, thread
-    or mapped heap of theirs that they had not before they made the Buffer."""
+    """No process, name in /dev/shm or abstract socket remains when all have ended. While the others are alive, they
+    have no descriptor, thread or mapped heap that they did not have before they made the Buffer."""
     for trial in trials:
         assert not trial["left_behind"] and not trial["kept_by_parent"], trial
     for one, trial in survivors(trials):
@@ -68,7 +68,7 @@ def test_nothing_is_left_behind(trials: list[dict[str, Any]]) -> None:
 
 
 def test_those_left_go_on(trials: list[dict[str, Any]]) -> None:
-    """With the Buffer they have; what they compute then is checked where they are."""
+    """They continue with their Buffer, and check the results themselves."""
     for one, trial in survivors(trials):
         if trial["made"] == trial["ranks"]:
             assert one["masked"] == [trial["victim"]] and len(one["texts"]) == 1, (one, trial)
@@ -76,5 +76,5 @@ def test_those_left_go_on(trials: list[dict[str, Any]]) -> None:
 
 
 def test_who_is_left_out_stays_gone() -> None:
-    """P16: what a rank that died earlier was watched by is closed, and its numbers are other files' now."""
+    """P16: the descriptors that watched a rank that died earlier are closed, and other files have their numbers now."""
     lines_of("killed_one_by_one.py", seconds=60)

@@ -1,5 +1,5 @@
-"""A process killed or stopped at any moment of low-latency calls with `enable_shrink`: the others go on without it, and
-their results are right for the rest; one that is let go on finds that it is masked.
+"""A process is killed or stopped at any point of low-latency calls with `enable_shrink`: the others continue without
+it, and their results are right for the remaining ranks; one that is resumed finds that it is masked.
 
 DEEP_EP_LOSSES says how often: 10 by default, 100 in `make test-long`.
 """
@@ -53,7 +53,7 @@ def test_no_rank_hangs(trials: list[dict[str, Any]]) -> None:
 
 
 def test_the_others_finish_without_it(trials: list[dict[str, Any]]) -> None:
-    """What they have received and combined is checked where they are, in every round."""
+    """They check received and combined data themselves in every round."""
     for trial in trials:
         others = {str(rank) for rank in range(trial["ranks"])} - {str(trial["victim"])}
         assert others <= set(trial["finished_by"]), trial

@@ -1,4 +1,4 @@
-"""P15: a Buffer goes on when another one of its rank has failed and its caller has been told."""
+"""P15: a Buffer keeps working after another one of its rank has failed and its caller has been notified."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ABSENT = 2
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_after_another_buffer_has_failed(fabric: str) -> None:
-    """Not once: with every failure, and every recovery from it, the other one has more to leave behind."""
+    """Repeatedly: each failure and recovery of the other Buffer could leave more behind."""
 
     def on_each_rank(group: Any) -> None:
         failing, other = (make_buffer(group, TRIAL.case, fabric, timeout=timeout) for timeout in (30.0, 300.0))

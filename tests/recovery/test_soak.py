@@ -1,6 +1,6 @@
-"""Minutes of random work, failures and recoveries: all results right, and memory, descriptors and threads flat.
+"""Minutes of random work, failures and recoveries: all results are right; memory, descriptors and threads stay flat.
 
-In `make test-long` alone: 10 minutes, or DEEP_EP_SOAK_SECONDS. Samples and a plot go to `out/long`.
+Only in `make test-long`: 10 minutes, or DEEP_EP_SOAK_SECONDS. Samples and a plot go to `out/long`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 SECONDS = float(os.environ.get("DEEP_EP_SOAK_SECONDS", 600))
-# By how much the median of the last quarter may exceed that of the second: fragments, for shapes are random.
+# How much the median of the last quarter may exceed that of the second: random shapes cause fragmentation.
 MORE_OF, MORE_MIB = 0.02, 8.0
 MEASURES = {"anonymous": "MiB", "private": "MiB", "descriptors": "", "threads": "", "mappings": ""}
 
@@ -48,7 +48,7 @@ def samples(lines: list[dict[str, Any]]) -> Samples:
 
 
 def quarter(samples: Samples, rank: int, number: int, quiet: bool) -> Samples:
-    """Those of one rank in a quarter of the time, numbered from 0, with a Buffer or without."""
+    """Return the samples of one rank in a quarter of the time, numbered from 0, with or without a Buffer."""
     last = max(sample["at"] for sample in samples)
     mine = (sample for sample in samples if sample["rank"] == rank and sample["quiet"] == quiet)
     found = [sample for sample in mine if number * last / 4 <= sample["at"] <= (number + 1) * last / 4]
@@ -86,13 +86,13 @@ def report(samples: Samples) -> None:
                 axis.plot([p["at"] for p in points], [p[measure] for p in points], style, color=f"C{rank}")
         axis.set_ylabel(f"{measure}, {unit}" if unit else measure)
         axis.set_ylim(bottom=0)
-    axes[0].set_title("what four ranks hold: lines with a Buffer, dots without")
+    axes[0].set_title("memory of four ranks: lines with a Buffer, dots without")
     axes[-1].set_xlabel("seconds")
     save_picture(figure, LONG_RESULTS / "soak.png", console)
 
 
 def test_all_goes_well(lines: list[dict[str, Any]]) -> None:
-    """No result is wrong, when it comes or later; no hang; nothing is left; what a Buffer held goes with it."""
+    """No result is wrong, on arrival or later; there is no hang; nothing leaks; a Buffer's memory is freed with it."""
     end = lines[-1]
     done: Counter[str] = Counter()
     for one in end["done"].values():
@@ -103,15 +103,15 @@ def test_all_goes_well(lines: list[dict[str, Any]]) -> None:
 
 
 def test_memory_is_flat(samples: Samples) -> None:
-    """Without a Buffer: the median of the last quarter is not above that of the second by more than 2 % and 8 MiB."""
+    """Without a Buffer: the median of the last quarter exceeds that of the second by at most 2 % and 8 MiB."""
     for rank in ranks_of(samples):
         early, late = (median(quarter(samples, rank, number, True), "anonymous") for number in (1, 3))
         assert late <= early * (1 + MORE_OF) + MORE_MIB, f"rank {rank}: {early} MiB, then {late} MiB"
 
 
 def test_memory_of_buffers_is_flat(samples: Samples) -> None:
-    """With a Buffer, for each kind, since software NICs take memory too: the most in the second half against the first,
-    within the same bound. While no results are kept: these, and what they are checked against, are the soak's own."""
+    """With a Buffer, per kind, since software NICs take memory too: the maximum of the second half against that of the
+    first, within the same bound. Only while no results are kept, as the soak owns these and their references."""
     half = max(sample["at"] for sample in samples) / 2
     most: dict[tuple[int, str, bool], float] = {}
     for one in samples:
@@ -127,7 +127,7 @@ def test_memory_of_buffers_is_flat(samples: Samples) -> None:
 
 
 def test_without_a_buffer_nothing_is_held(samples: Samples) -> None:
-    """Descriptors, threads, mapped heaps: the same each time."""
+    """Descriptors, threads and mapped heaps are the same each time."""
     for rank in ranks_of(samples):
         quiet = [sample for sample in samples if sample["quiet"] and sample["rank"] == rank]
         assert len(quiet) > 1 and len({(one["descriptors"], one["threads"]) for one in quiet}) == 1, quiet
@@ -135,7 +135,7 @@ def test_without_a_buffer_nothing_is_held(samples: Samples) -> None:
 
 
 def test_mappings_are_flat(samples: Samples) -> None:
-    """A few more or less are the allocator's."""
+    """Small differences are due to the allocator."""
     for rank in ranks_of(samples):
         early, late = (median(quarter(samples, rank, number, True), "mappings") for number in (1, 3))
         assert late <= early * (1 + MORE_OF) + 4, (rank, early, late)

@@ -1,5 +1,5 @@
-"""P12, P14, P15: a rank that stalls beyond the timeout, at any moment, with operations on their way on every rank: each
-result is right or an exception, the exceptions lead to the rank at fault, and all go on in the same processes.
+"""P12, P14, P15: a rank stalls beyond the timeout, at any point, with operations in flight on every rank: each result
+is right or an exception, the exceptions lead to the rank at fault, and all ranks continue in the same processes.
 
 DEEP_EP_STALLS says how often: 10 by default, 300 in `make test-long`.
 """
@@ -23,7 +23,7 @@ SECONDS = 1.0
 
 @pytest.fixture(scope="module")
 def lines() -> list[dict[str, Any]]:
-    """Of rounds, and of worlds that have ended."""
+    """Return the output lines of rounds, and of worlds that have ended."""
     found = lines_of("stalled_ranks.py", f"--rounds={STALLS}", seconds=120 + 35 * STALLS)
     rounds = [line for line in found if line["kind"] == "round"]
     late = sorted(one["others_after_timeout"] for one in rounds if one["others_after_timeout"] is not None)
@@ -47,27 +47,27 @@ def rounds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_nothing_hangs_and_all_go_on(lines: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> None:
-    """Each round but a world's first few follows a recovery, or results that were all right."""
+    """Each round of a world but the first few follows a recovery, or a round whose results were all right."""
     assert not [line for line in lines if line["kind"] == "end" and line["error"]]
     assert len(rounds) == STALLS
 
 
 def test_no_result_is_wrong_without_an_exception(rounds: list[dict[str, Any]]) -> None:
-    """When its event has been waited for; also later, when the Buffer has recovered and been used again."""
+    """Both after its event has been waited for, and later, when the Buffer has recovered and been used again."""
     assert not [one for one in rounds if one["wrong"]]
-    # When a process is stopped depends on the machine: enough of both kinds of ends that neither check is empty.
+    # The time of a stop depends on the machine: both outcomes must be frequent enough that neither check is empty.
     assert sum(one["checked"] for one in rounds) > STALLS / 5
     assert sum(bool(one["failed"]) for one in rounds) > STALLS / 5
 
 
 def test_the_exceptions_lead_to_the_rank_that_stalled(rounds: list[dict[str, Any]]) -> None:
-    """Each names it, or a rank whose own does. One that stalled is told which rank has given up meanwhile."""
+    """Each names that rank, or a rank whose exception does. The stalled rank is told which rank has given up."""
     for one in rounds:
         assert "no" not in one["named"].values(), (one["shape"], one["stalled"], one["how"], one["named"], one["texts"])
 
 
 def test_each_failure_begins_with_a_timeout(rounds: list[dict[str, Any]]) -> None:
-    """The rank that gave up first says for what it waited, what it expected and what it saw."""
+    """The rank that gave up first says what it waited for, what it expected and what it saw."""
     for one in rounds:
         assert not one["failed"] or any(text.startswith("DeepEPTimeout") for text in one["texts"].values()), one
 
@@ -79,7 +79,7 @@ def test_all_hear_soon_after_the_timeout(rounds: list[dict[str, Any]]) -> None:
 
 
 def test_nothing_is_left_behind(lines: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> None:
-    """No descriptor or thread more from round to round, and nothing of a Buffer when it is gone."""
+    """The number of descriptors and threads does not grow, and nothing of a dropped Buffer remains."""
     for line in lines:
         if line["kind"] == "end":
             assert line["left"] == [] and not any(line["kept"].values()) and not any(line["statuses"]), line

@@ -1,6 +1,6 @@
 """The named cases: sizes and routings at which a dispatch or a combine could go wrong.
 
-They are as small as the case allows, for each runs under many schedules.
+They are as small as the case allows, because each runs under many schedules.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from oracle import Workload
 
-# Enough transient memory that no named case works in rounds because of it, unless it asks to.
+# Enough transient memory that a named case works in rounds only where it asks to.
 AMPLE = 1 << 20
 
 
 def tight(ranks: int, hidden: int, topk: int, experts: int, rows: int = 2) -> int:
-    """Bytes of a Buffer of two regions that leave room for chunks of a few rows: `rows` over a weak fabric, about
-    twice as many over `peer`. So that a small case has many chunks, and more than slots to put them into."""
+    """Return the bytes of a Buffer with two regions that leave room for chunks of a few rows: `rows` over a weak
+    fabric, about twice as many over `peer`. A small case then has many chunks, and more of them than slots."""
     chunk = 128 + rows * (2 * hidden + 12 * topk + 4)
     counts = 256 + 8 * ranks + 8 * experts
     return 2 * (ranks * (2 * 4 * chunk + 2 * counts) + 127) // 128 * 128
@@ -42,10 +42,10 @@ class Case:
     fabric: str | None = None  # None: runs over each of builds.FABRICS
     num_nvl_bytes: int = AMPLE
     arena_bytes: int | None = None
-    ranks_per_node: int | None = None  # None: as the fabric has it
-    hops: int | None = None  # None: 2 among several nodes of several ranks
+    ranks_per_node: int | None = None  # None: as the fabric determines
+    hops: int | None = None  # None: 2 between several nodes of several ranks
     expert_alignment: int = 1
-    # Many ranks: fewer blocks and calls keep the count of fibers in hand.
+    # With many ranks, fewer blocks and calls bound the number of fibers.
     max_blocks: int = 5
     cached: bool = True
 
@@ -54,12 +54,13 @@ class Case:
 
     @property
     def nodes(self) -> int:
-        """Of several ranks each; else each rank is one, or all are, whichever the fabric has."""
+        """Number of nodes of several ranks; 1 where the fabric decides, so that each rank is a node or all share
+        one."""
         return self.ranks // (self.ranks_per_node or self.ranks)
 
     @property
     def two_hops(self) -> bool:
-        """Whether rows are forwarded inside their node, on a fabric that has nodes."""
+        """Whether rows are forwarded within their destination node, on a fabric that has nodes."""
         return self.hops == 2 if self.hops else 1 < self.nodes < self.ranks
 
 
@@ -72,19 +73,19 @@ def _uniform(case: Case, rank: int, tokens: int, random: torch.Generator) -> Ten
 
 
 def _skewed(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
-    """Experts are chosen with a probability that falls as 1 / (e + 1)."""
+    """Choose expert e with a probability proportional to 1 / (e + 1)."""
     noise = -torch.log(-torch.log(torch.rand(tokens, case.experts, generator=random).clamp(1e-6, 1 - 1e-6)))
     return _distinct(noise - torch.log(torch.arange(1.0, case.experts + 1)), case.topk)
 
 
 def _one_rank(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
-    """Every selection of every token is an expert of the last rank, so each row carries duplicates of its rank."""
+    """Choose only experts of the last rank, so that each row carries duplicates of its rank."""
     mine = case.experts // case.ranks
     return case.experts - mine + _distinct(torch.rand(tokens, mine, generator=random), case.topk)
 
 
 def _two_ranks(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
-    """A token's experts lie on its own rank and the next, several on each."""
+    """Choose a token's experts on its own rank and the next, several on each."""
     mine = case.experts // case.ranks
     local = _distinct(torch.rand(tokens, 2 * mine, generator=random), case.topk)
     return (rank * mine + local) % case.experts
@@ -96,7 +97,7 @@ def _own_rank(case: Case, rank: int, tokens: int, random: torch.Generator) -> Te
 
 
 def _first_half(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
-    """The ranks of the second half receive nothing, though they send."""
+    """Send from all ranks; those of the second half receive nothing."""
     return _distinct(torch.rand(tokens, case.experts // 2, generator=random), case.topk)
 
 
@@ -110,7 +111,7 @@ def _void(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor
 
 
 def _everywhere(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
-    """One expert on each of the first `topk` ranks, in an order of the token's own."""
+    """Choose one expert on each of the first `topk` ranks, in an order of the token's own."""
     mine = case.experts // case.ranks
     order = _distinct(torch.rand(tokens, case.topk, generator=random), case.topk)
     return order * mine + torch.randint(mine, order.shape, generator=random)
@@ -175,14 +176,14 @@ CASES = [
 ]
 BY_NAME = {case.name: case for case in CASES}
 
-# The same among nodes, where rows are forwarded: the name begins with nodes x ranks of each.
+# The same cases between nodes, where rows are forwarded. A name begins with nodes x ranks per node.
 ROUTED_IN_TWO_HOPS = [
     Case("2x1_uniform", 2, 9, topk=2, experts=4, ranks_per_node=1, hops=2),
     Case("2x2_uniform", 4, 12, ranks_per_node=2),
     Case("2x2_to_one_rank", 4, 10, routing="one_rank", ranks_per_node=2),
     Case("2x2_to_own_rank", 4, 10, topk=2, routing="own_rank", ranks_per_node=2),
     Case("2x2_to_one_node", 4, 8, routing="first_half", ranks_per_node=2),
-    # These are on two nodes for every other rank.
+    # For every other rank, these experts are on two nodes.
     Case("2x2_to_two_ranks", 4, 9, topk=6, routing="two_ranks", ranks_per_node=2),
     Case("2x2_uneven", 4, (1, 33, 7, 2), routing="skewed", ranks_per_node=2),
     Case("2x2_of_one_node", 4, (0, 0, 11, 3), ranks_per_node=2),

@@ -1,4 +1,6 @@
-"""What a layer of experts must return for given routes, in plain torch; shares no code with the library's layers."""
+"""The results that a layer of experts must return for given routes, in plain torch.
+
+It shares no code with the library's layers."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ INTERMEDIATE, SEED = 24, 3
 
 
 def routed(work: Work, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A rank's tokens, expert ids and weights."""
+    """Return a rank's tokens, expert ids and weights."""
     return work.x[rank], work.topk_idx[rank], work.weights[rank]
 
 
@@ -30,7 +32,8 @@ def make_layer(buffer: Any, sizes: Sizes, cast: Cast = BF16, zero_copy: bool = F
 
 
 def dense(work: Work, rank: int, cast: Cast = BF16) -> tuple[Tensor, Tensor]:
-    """Return what becomes of a rank's tokens, and what the results' magnitudes sum to, both float64."""
+    """Return the layer's results for a rank's tokens, and the sums of the magnitudes they are summed from, as
+    float64."""
     everything = moe.Experts(0, work.sizes.experts, work.sizes.hidden, INTERMEDIATE, SEED)
     gate, up = everything.gate_and_up.detach().double().chunk(2, dim=1)
     down = everything.down.detach().double()
@@ -51,7 +54,7 @@ def dense(work: Work, rank: int, cast: Cast = BF16) -> tuple[Tensor, Tensor]:
 
 
 def check_close(got: Tensor, wanted: Tensor, magnitude: Tensor, share: float) -> None:
-    """Compare, but for a share of what is summed."""
+    """Compare, allowing an error of `share` times the sum of magnitudes."""
     assert got.shape == wanted.shape
     excess = (got.double() - wanted).abs() - share * magnitude
     assert not excess.isnan().any() and (excess <= 1e-6).all(), float(excess.max())

@@ -1,4 +1,4 @@
-"""Links between ranks that fail, and what each rank then says."""
+"""Links between ranks that fail, and the errors that each rank then raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TRIAL = Trial.of(BY_NAME["uniform"])
 
 
 def errors(fabric: str, nic: deep_ep.NicOptions, timeout: float = 100.0) -> tuple[list[str], int]:
-    """What each rank raises in some laps of dispatch and combine, and how often time had to pass for it."""
+    """Return what each rank raises within some rounds of dispatch and combine, and how often the clock had to jump
+    for it."""
 
     def on_each_rank(group: Any) -> str:
         buffer = make_buffer(group, TRIAL.case, fabric, nic=nic, timeout=timeout)

@@ -1,5 +1,5 @@
-"""Ranks that a test forks from a process that has imported all they need and started no thread: how they meet, what
-they tell their parent, what they hold and what they leave behind.
+"""Ranks forked from a process that has imported everything they need and started no thread: how they meet, what they
+report to their parent, which resources they hold and what they leave behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTLE_SECONDS = 3.0
 
 
 class Hub:
-    """As much of an mpi4py communicator as a Buffer needs, through the parent."""
+    """The part of an mpi4py communicator that a Buffer needs, routed through the parent."""
 
     def __init__(self, rank: int, size: int, parent: Connection) -> None:
         self.rank, self.size, self.parent = rank, size, parent
@@ -47,7 +47,7 @@ class Hub:
         self.tell("gather", value)
         values = self.parent.recv()
         if values is None:
-            raise ConnectionError("a rank was killed before the ranks had met")
+            raise ConnectionError("a rank was killed before all ranks had met")
         return values
 
     def tell(self, kind: str, value: Any = None) -> None:
@@ -58,13 +58,13 @@ class Hub:
 class World:
     """The parent's side of ranks that each run `fn(hub, *args)` in a fork.
 
-    An exception that `fn` does not handle comes as a message "failed" with the time, its type and its text, which ends
-    with the traceback.
+    An exception that `fn` does not handle arrives as a message "failed" with the time, the exception's type and its
+    text, which ends with the traceback.
 
     Attributes
     ----------
     pids : list of int
-        By rank.
+        Process ids by rank.
     open : set of int
         Ranks whose processes have not ended.
     """
@@ -92,14 +92,14 @@ class World:
             for connection in (ours, *self.connections):
                 connection.close()
             fn(Hub(rank, self.ranks, theirs), *args)
-        except BaseException as error:  # noqa: B036 - a fork must not go on as its parent
+        except BaseException as error:  # noqa: B036 - a fork must not continue as its parent
             text = f"{error}\n{traceback.format_exc()}"
             with suppress(OSError):
                 theirs.send(("failed", (time.monotonic(), type(error).__name__, text)))
         os._exit(0)
 
     def messages(self, seconds: float) -> list[tuple[int, str, Any]]:
-        """Wait for messages, at most so long; answer those of `Hub.allgather`, return the others with their ranks."""
+        """Wait up to `seconds` for messages, answer those of `Hub.allgather` and return the others with their ranks."""
         found = []
         by_connection = {self.connections[rank]: rank for rank in self.open}
         for connection in wait(list(by_connection), timeout=seconds):
@@ -121,7 +121,7 @@ class World:
 
     def _answer(self, values: Any) -> None:
         for rank in self._gathered:
-            with suppress(BrokenPipeError):  # killed in between
+            with suppress(BrokenPipeError):  # killed in the meantime
                 self.connections[rank].send(values)
         self._gathered.clear()
 
@@ -132,7 +132,7 @@ class World:
                 connection.send(value)
 
     def end(self) -> list[int]:
-        """Kill the ranks that are left and return how each one's process has ended, as `os.waitpid` says."""
+        """Kill the remaining ranks and return the exit status of each process, as from `os.waitpid`."""
         for rank in self.open:
             os.kill(self.pids[rank], signal.SIGKILL)
         statuses = [os.waitpid(pid, 0)[1] for pid in self.pids]
@@ -141,7 +141,7 @@ class World:
         return statuses
 
     def leftovers(self, seconds: float = SETTLE_SECONDS) -> list[str]:
-        """Name what the ranks have left behind when they, and children of theirs, have ended."""
+        """Name what the ranks have left behind once they and their children have ended."""
         until = time.monotonic() + seconds
         while (found := self._leftovers()) and time.monotonic() < until:
             time.sleep(0.05)
@@ -156,7 +156,8 @@ class World:
 
 
 def run_scenarios(ranks: int, *scenarios: Callable[[Hub], None], seconds: float = 20.0) -> None:
-    """Run functions of a Hub one after the other, each on ranks of its own, which end by telling their parent so."""
+    """Run functions of a Hub one after the other, each on fresh ranks that send their parent a message when they
+    end."""
     for scenario in scenarios:
         until, ended = time.monotonic() + seconds, set()
         world = World(ranks, scenario)
@@ -176,16 +177,16 @@ def _names_in_shm() -> set[str]:
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds.
+    """The resources that this process holds.
 
     Attributes
     ----------
     descriptors : dict
         Counts by kind: "socket", "pipe", ...
     heaps, mappings : int
-        Mappings of a Buffer's shared memory, and all there are.
+        Mappings of Buffers' shared memory, and all mappings.
     threads : int
-        Of the process.
+        Threads of the process.
     """
 
     descriptors: dict[str, int]
@@ -197,14 +198,15 @@ class Held:
     def now() -> Held:
         kinds: Counter[str] = Counter()
         for descriptor in os.listdir("/proc/self/fd"):
-            with suppress(OSError):  # that of the listing is closed by now
+            with suppress(OSError):  # the listing's own descriptor is closed by now
                 kinds[re.split(r":\[|\d", os.readlink(f"/proc/self/fd/{descriptor}"))[0]] += 1
         mappings = Path("/proc/self/maps").read_text().splitlines()
         heaps = sum(HEAP_NAME in line for line in mappings)
         return Held(dict(sorted(kinds.items())), heaps, len(mappings), len(os.listdir("/proc/self/task")))
 
     def less(self, before: Held) -> dict[str, Any]:
-        """What a Buffer must give back and has not, or has taken and should not: empty where all is as before."""
+        """Return the resources that a Buffer should have released, or should not have acquired; empty if nothing
+        changed."""
         kinds = {*self.descriptors, *before.descriptors}
         changes = {kind: self.descriptors.get(kind, 0) - before.descriptors.get(kind, 0) for kind in sorted(kinds)}
         changes |= {"heaps": self.heaps - before.heaps, "threads": self.threads - before.threads}
@@ -212,7 +214,7 @@ class Held:
 
 
 def kept_since(before: Held, seconds: float = SETTLE_SECONDS) -> dict[str, Any]:
-    """Collect garbage, give threads time to end, and say what this process still holds beside what it held before."""
+    """Collect garbage, give threads time to end, and return what this process holds beyond what it held before."""
     until = time.monotonic() + seconds
     gc.collect()
     while (kept := Held.now().less(before)) and time.monotonic() < until:
@@ -221,8 +223,8 @@ def kept_since(before: Held, seconds: float = SETTLE_SECONDS) -> dict[str, Any]:
 
 
 def memory_of_this_process() -> dict[str, float]:
-    """Return MiB: `anonymous`, with the pages that are still those of the parent; `private`, of them this one's share;
-    `shared`, its share of Buffers' memory. Without what the C library keeps of memory that has been freed.
+    """Return sizes in MiB: `anonymous`, including pages still shared with the parent; `private`, this process's
+    share of those; `shared`, its share of Buffers' memory. Freed memory that the C library keeps is excluded.
     """
     gc.collect()
     _trim(0)
@@ -234,16 +236,16 @@ def memory_of_this_process() -> dict[str, float]:
 
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda kept: 0)
-"""glibc's; other C libraries keep less."""
+"""From glibc; other C libraries keep less."""
 
 
 def print_trials(doc: str | None, what: str, run_trial: Callable[[random.Random, int], dict[str, Any]]) -> None:
-    """Be the program that runs as many trials as its caller says, from a seed, and prints a line of JSON for each."""
+    """Run as many trials as the command line asks for, from a seed, and print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     random_ = random.Random(options.seed)
-    # No thread refreshes the bar: ranks are forked from this process.
+    # No thread may refresh the bar, because ranks are forked from this process.
     for number in track(range(options.trials), what, console=Console(file=sys.stderr), auto_refresh=False):
         print(json.dumps(run_trial(random_, number)), flush=True)

@@ -1,4 +1,4 @@
-"""Workloads of FP8 rows with scales, and of expert ids of 32 or 64 bits, with what must come back."""
+"""Workloads of FP8 rows with scales, and of 32-bit or 64-bit expert ids, with their expected results."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness import Trial, dispatch_arguments
 
 
 def scales_of(kind: str, tokens: int, random: torch.Generator) -> Tensor:
-    """Scales as callers lay them out."""
+    """Return scales in the layouts that callers use."""
     if kind == "one_per_row":
         return torch.randn(tokens, generator=random)
     if kind == "rows":
         return torch.randn(tokens, 3, generator=random)
     if kind == "rows_of_whole_pieces":
         return torch.randn(tokens, 8, generator=random)
-    if kind == "columns":  # as DeepGEMM likes them: neighbours are of one channel block
+    if kind == "columns":  # as DeepGEMM prefers: adjacent values belong to one channel block
         return torch.randn(5, tokens + 3, generator=random).t()[:tokens]
     if kind == "every_other_ue8m0":
         exponents = torch.randint(0, 255, (tokens, 2 * 2, 4), generator=random, dtype=torch.uint8)
@@ -43,7 +43,8 @@ class Fp8Trial:
 
     @staticmethod
     def of(case: Case, kind: str, ids: torch.dtype) -> Fp8Trial:
-        """Rows of all bit patterns but NaNs', twice as wide as the case's: a multiple of 16 bytes again."""
+        """Draw rows of all bit patterns except NaNs, twice as wide as the case's, so that a row is again a multiple
+        of 16 bytes."""
         trial = Trial.of(case)
         random = torch.Generator().manual_seed(7)
         x = []
@@ -64,7 +65,7 @@ class Fp8Trial:
         return Fp8Trial(replace(trial, work=work, received=received), scales)
 
     def arguments(self, rank: int, device: str = "cpu", **options: Any) -> dict[str, Any]:
-        """Those of a dispatch."""
+        """Return the arguments of a dispatch."""
         wide = replace(self.trial.work, topk_idx=[idx.long() for idx in self.trial.work.topk_idx])
         given = dispatch_arguments(wide, rank, topk_idx=self.trial.work.topk_idx[rank])
         given = {name: value.to(device) for name, value in given.items()}
@@ -84,7 +85,7 @@ class Fp8Trial:
         assert recv_x[1].is_contiguous()
 
     def round_trip(self, buffer: deep_ep.Buffer, device: str = "cpu") -> None:
-        """Layout, dispatch, cached dispatch and combine on the calling rank, all checked."""
+        """Check layout, dispatch, cached dispatch and combine on the calling rank."""
         rank, trial = buffer.rank, self.trial
         given = self.arguments(rank, device)
         layout = buffer.get_dispatch_layout(given["topk_idx"], trial.work.num_experts)

@@ -1,4 +1,4 @@
-"""What each rank does on a GPU, or on what stands in for one."""
+"""The part of a test that runs on each rank, on a GPU or on its stand-in."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from deep_ep_py.testing import run_ranks
 from harness import RETRIES_EXCEEDED, Trial, dispatch_arguments, failing, make_buffer, round_trip
 
 BLOCKS = (1, 2, 5)
-# Run again as several nodes of so many ranks: requests to NICs, which threads of the host carry out in pinned memory,
-# and commands to proxies, which are such threads.
+# Run again as several nodes, with so many ranks per node: requests to NICs, which host threads carry out in pinned
+# memory, and commands to proxies, which are host threads too.
 FABRICS = ("ibgda", "proxy")
 BETWEEN_NODES = [
     replace(BY_NAME[name], name=f"{name}-{ranks_per_node}", ranks_per_node=ranks_per_node)
@@ -26,7 +26,7 @@ BETWEEN_NODES = [
 
 
 def make_warm(group: Any, case: Case, fabric: str = "peer", **options: Any) -> deep_ep.Buffer:
-    """A Buffer that loads nothing any more: loading may wait for another rank's kernels."""
+    """Make a Buffer that has nothing left to load: loading may wait for another rank's kernels."""
     options = {"timeout": 20.0, **options}
     buffer = make_buffer(group, case, fabric, device="cuda", **options)
     buffer.warmup(case.hidden, case.topk)
@@ -42,7 +42,7 @@ def on_each_rank(group: Any, trial: Trial, **options: Any) -> None:
 
 
 def on_each_node(group: Any, trial: Trial, fabric: str) -> None:
-    """The same between nodes, and what the NICs or proxies have counted."""
+    """The same between nodes; check what the NICs or proxies have counted."""
     buffer, per_node = make_warm(group, trial.case, fabric), trial.case.ranks_per_node
     assert buffer.stats()["through_host"] == 1
     for blocks in BLOCKS:
@@ -50,7 +50,7 @@ def on_each_node(group: Any, trial: Trial, fabric: str) -> None:
     assert buffer.runtime.settle(20.0)
     buffer.runtime.drain()
     for peer, sent in enumerate(buffer.network_counters()):
-        # With two hops only ranks of the same place in their nodes send to each other.
+        # With two hops, only ranks at the same position in their nodes send to each other.
         far = peer // per_node != buffer.rank // per_node
         far = far and (peer % per_node == buffer.rank % per_node or not trial.case.two_hops)
         by_nic = far and fabric == "ibgda"
@@ -60,7 +60,7 @@ def on_each_node(group: Any, trial: Trial, fabric: str) -> None:
 
 
 def run_named_cases(max_ranks: int, names: Sequence[str], **how: Any) -> None:
-    """Run cases of those names, or all, by `run_ranks`, and print each one's; those between nodes on every fabric."""
+    """Run the named cases, or all, by `run_ranks`, and print each name; cases between nodes run on every fabric."""
     for case in CASES:
         if case.fabric in (None, "peer") and case.ranks <= max_ranks and (not names or case.name in names):
             run_ranks(case.ranks, on_each_rank, Trial.of(case), **how)
@@ -73,7 +73,7 @@ def run_named_cases(max_ranks: int, names: Sequence[str], **how: Any) -> None:
 
 
 def link_that_fails(group: Any, trial: Trial, fabric: str) -> str:
-    """What the rank raises in some laps; what sends to rank 2 fails on rank 1."""
+    """Return the error that the rank raises within some rounds, where rank 1 fails to send to rank 2."""
     buffer = make_warm(group, trial.case, fabric, nic=failing(1, 2, 40, RETRIES_EXCEEDED))
     rank = buffer.rank
     given = {name: value.to(buffer.device) for name, value in dispatch_arguments(trial.work, rank).items()}
@@ -81,7 +81,7 @@ def link_that_fails(group: Any, trial: Trial, fabric: str) -> str:
 
     def ended_well() -> None:
         assert buffer.runtime.settle(20.0)
-        buffer.stats()  # raises what the kernels have failed of
+        buffer.stats()  # raises the kernels' failures
 
     with pytest.raises(deep_ep.DeepEPError) as info:
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Calls captured into a graph and replayed, on a GPU or on what stands in for one."""
+"""Calls captured into a graph and replayed, on a GPU or on its stand-in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness import Trial, dispatch_arguments
 
 
 class Captured:
-    """A dispatch, its combine and a cached dispatch, over tensors that stay where they are.
+    """A dispatch, its combine and a cached dispatch, captured over tensors at fixed addresses.
 
-    `capture` makes a context that captures, `replay` runs what it has captured.
+    `capture` returns a context manager that captures; `replay` runs what was captured.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Captured:
         return dispatch_arguments(trial.work, self._rank), trial.padded(self._rank, self._rows)
 
     def run(self) -> None:
-        """Replay it on the inputs that are there."""
+        """Replay on the current inputs."""
         self._replay()
 
     def replay(self, trial: Trial) -> None:
-        """Run it on other inputs, of the same shapes, and check what comes back."""
+        """Replay on other inputs of the same shapes, and check the results."""
         arguments, expert = self._inputs(trial)
         for name, value in arguments.items():
             self._arguments[name].copy_(value)

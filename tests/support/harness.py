@@ -1,4 +1,4 @@
-"""Runs workloads on the library, on ranks that are threads of this process, and checks what comes back."""
+"""Runs workloads on the library, with ranks as threads of this process, and checks the results."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from cases import Case, build
 from deep_ep_py.testing import DEFAULT_FREEZE, run_ranks
 from oracle import Received, Workload
 
-# Send queues that wrap and fill up, requests that are cut and overtake each other.
+# Send queues wrap around and fill up; requests are split and overtake each other.
 HARSH_NIC = deep_ep.NicOptions(
     blocks=16, queues_per_peer=2, nics=2, max_bytes=512, mtu=64, in_flight=4, max_delay=6, relaxed=True
 )
 MANY_RANKS = 16
-"""From so many on one queue pair per peer must do: each is a fiber."""
+"""From this number of ranks on, one queue pair per peer must do, because each is a fiber."""
 RETRIES_EXCEEDED = 0x15
-"""The syndrome of a completion whose request no one has acknowledged."""
+"""The syndrome of a completion whose request was never acknowledged."""
 
 
 def failing(rank: int, peer: int, after: int, syndrome: int) -> deep_ep.NicOptions:
-    """NICs of which one rank's fails: its requests to `peer`, from the one after so many on."""
+    """Return options for NICs of which one fails: that of `rank`, for requests to `peer` after the first `after`."""
     return replace(HARSH_NIC, fault_rank=rank, fault_peer=peer, fault_after=after, fault_syndrome=syndrome)
 
 
 def make_buffer(group: Any, case: Case, fabric: str | None, **options: Any) -> deep_ep.Buffer:
     """Make a case's Buffer on the calling rank."""
     if fabric in ("ibgda", "proxy") and "nic" not in options:
-        # A message of one row has a few requests.
+        # A message of one row takes a few requests.
         max_bytes = max(HARSH_NIC.max_bytes, 2 * case.hidden // 4 // 16 * 16)
         queues = HARSH_NIC.queues_per_peer if case.ranks < MANY_RANKS else 1
         options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, max_bytes=max_bytes)
@@ -48,7 +48,7 @@ def make_buffer(group: Any, case: Case, fabric: str | None, **options: Any) -> d
 
 @functools.cache
 def _min_bytes(case: Case, fabric: str, regions: int) -> int:
-    """What a Buffer says that has less."""
+    """Return the minimum size that the error of a too small Buffer names."""
 
     def on_each_rank(group: Any) -> int:
         buffer = make_buffer(group, case, fabric, regions=regions)
@@ -60,14 +60,15 @@ def _min_bytes(case: Case, fabric: str, regions: int) -> int:
 
 
 def cramped(case: Case, fabric: str, times: float = 1.0, regions: int = 2) -> Case:
-    """The case on a Buffer of so many times the least bytes that there may be, which are for chunks of one row: a small
-    case has many chunks, and more than slots to put them into."""
+    """Return the case on a Buffer of `times` the minimum size, which has chunks of one row. A small case then has
+    many chunks, and more of them than slots."""
     least = _min_bytes(replace(case, name="cramped", tokens=0, num_nvl_bytes=0), fabric, regions)
     return replace(case, num_nvl_bytes=-(-int(least * times) // (128 * regions)) * 128 * regions)
 
 
 def dispatch_arguments(work: Workload, rank: int, **options: Any) -> dict[str, Any]:
-    """The keyword arguments of a rank's dispatch, its layout from the oracle: for tests of anything but the layout."""
+    """Return the keyword arguments of a rank's dispatch, with the oracle's layout: for tests of anything but the
+    layout."""
     layout = oracle.layout(work.topk_idx[rank], work.num_experts, work.num_ranks)
     return {
         "x": work.x[rank],
@@ -81,14 +82,14 @@ def dispatch_arguments(work: Workload, rank: int, **options: Any) -> dict[str, A
 
 
 def on_cpu(values: Sequence[Any]) -> list[Any]:
-    """The values, tensors copied to where the oracle computes if they lie elsewhere."""
+    """Return the values, with tensors copied to the oracle's device where they are elsewhere."""
     return [value.cpu() if isinstance(value, Tensor) else value for value in values]
 
 
 def as_received(results: Sequence[Any]) -> Received:
     """Name the results of a dispatch that was not cached."""
     x, topk_idx, topk_weights, counts, handle, _ = on_cpu(results)
-    # With two hops no rank knows what the others send to the others.
+    # With two hops, no rank knows what other ranks send to each other.
     one_hop = handle.plan.topology.hops == 1
     prefix, send_head = (handle.plan.rank_prefix, handle.plan.token_row) if one_hop else (None, None)
     prefix, channel, src_idx, send_head = on_cpu([prefix, handle.plan.rows_to_rank, handle.recv_src_idx, send_head])
@@ -108,7 +109,7 @@ def as_received(results: Sequence[Any]) -> Received:
 
 @dataclass(frozen=True)
 class Expert:
-    """What the experts hand to combine on every rank, and what must come of it."""
+    """The rows that the experts pass to combine on every rank, and the expected results."""
 
     x: list[Tensor]
     topk_weights: list[Tensor]
@@ -118,13 +119,13 @@ class Expert:
 
 @dataclass(frozen=True)
 class Trial:
-    """A workload with everything that must come back from it. Made once, run under many schedules."""
+    """A workload with all its expected results. Made once, run under many schedules."""
 
     case: Case
     work: Workload
     received: list[Received]
     expert: Expert
-    handles: list[oracle.Internode] | None = None  # where rows go in two hops
+    handles: list[oracle.Internode] | None = None  # the routes of rows in two hops
 
     @staticmethod
     def of(case: Case, seed: int = 1) -> Trial:
@@ -133,7 +134,7 @@ class Trial:
     @staticmethod
     def of_workload(case: Case, work: Workload, seed: int = 1) -> Trial:
         received = oracle.dispatch(work, case.expert_alignment)
-        # Rows that have nothing to do with what was dispatched, so that a row in the wrong place is seen.
+        # Rows unrelated to what was dispatched, so that a row in the wrong place is detected.
         random = torch.Generator().manual_seed(seed + 1000)
         x = [torch.randn(part.x.shape, generator=random).to(torch.bfloat16) for part in received]
         weights = [torch.rand(part.topk_weights.shape, generator=random) for part in received]
@@ -151,7 +152,7 @@ class Trial:
         return Trial(case, work, received, Expert(x, weights, biases, expected), handles)
 
     def on(self, device: str) -> Trial:
-        """The same with what ranks pass in on another device; what must come back stays."""
+        """Return the same trial with the ranks' inputs on another device; the expected results stay."""
 
         def moved(tensors: Sequence[Tensor]) -> list[Tensor]:
             return [tensor.to(device) for tensor in tensors]
@@ -188,11 +189,11 @@ class Trial:
 
     @property
     def max_rows(self) -> int:
-        """Rows of the rank that receives the most."""
+        """The largest number of rows that a rank receives."""
         return max(len(part.x) for part in self.received)
 
     def check_worst(self, rank: int, results: Sequence[Any], rows: int) -> None:
-        """A dispatch with `num_worst_tokens=rows`."""
+        """Check a dispatch with `num_worst_tokens=rows`."""
         got = as_received(results)
         assert got.num_tokens_per_expert == []
         assert len(got.x) == len(got.topk_idx) == len(got.topk_weights) == len(got.src_idx) == rows
@@ -211,7 +212,7 @@ class Trial:
             oracle.check_handle(results[4], self.handles[rank], padded=True)
 
     def padded(self, rank: int, rows: int) -> dict[str, Tensor]:
-        """What the experts hand to the combine of such a dispatch: no rank may read the rows that no rank sent."""
+        """Return the input of the combine after such a dispatch; no rank may read the rows that no rank sent."""
         expert = self.expert
         unused = rows - len(expert.x[rank])
         x = torch.cat([expert.x[rank], expert.x[rank].new_full((unused, expert.x[rank].shape[1]), torch.nan)])
@@ -220,7 +221,7 @@ class Trial:
 
 
 def round_trip(buffer: deep_ep.Buffer, rank: int, trial: Trial, blocks: int, biases: int | None = None) -> None:
-    """One layout, dispatch and combine, cached dispatch and combine on the calling rank, all checked."""
+    """Check a layout, dispatch and combine, and a cached dispatch and combine, on the calling rank."""
     work, config = trial.work, deep_ep.Config(num_sms=blocks)
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(work.topk_idx[rank], work.num_experts)
     results = buffer.dispatch(
@@ -265,18 +266,18 @@ def under_schedules(
 ) -> list[Any]:
     """Run `fn(group, *args)` on each rank under `count` schedules and return each run's results.
 
-    With a smaller `freeze` warps are put to sleep more often: for rules that only a rank far behind the others needs.
+    A smaller `freeze` puts warps to sleep more often: for rules that matter only to a rank far behind the others.
     """
     return [run_ranks(ranks, fn, *args, seed=seed, freeze=freeze) for seed in schedules(count)]
 
 
 def barrier(group: Any) -> None:
-    """Wait for all ranks, by the group alone: no Buffer takes part."""
+    """Wait for all ranks through the group alone, without a Buffer."""
     group.barrier()
 
 
 def left_out(trial: Trial, masked: Sequence[int]) -> Trial:
-    """What must come back where ranks are left out: as if they had no tokens, and no token chose their experts."""
+    """Return the results where ranks are left out: as if they had no tokens, and no token chose their experts."""
     work = trial.work
     lost = torch.tensor(list(masked))
 
@@ -288,12 +289,12 @@ def left_out(trial: Trial, masked: Sequence[int]) -> Trial:
 
     weights = present(work.topk_weights)
     rest = replace(work, x=present(work.x), topk_idx=[chosen(i) for i in present(work.topk_idx)], topk_weights=weights)
-    # Handles say who has passed rows on: other ranks than the oracle's, and no check of rows needs them.
+    # Handles record which ranks forwarded rows. Here these differ from the oracle's, and no check of rows needs them.
     return replace(Trial.of_workload(trial.case, rest), handles=None)
 
 
 def round_trip_without(buffer: deep_ep.Buffer, rank: int, trial: Trial, rest: Trial) -> Any:
-    """Dispatch all that a rank has, combine, both once more from the handle; checked. Returns the handle."""
+    """Dispatch all tokens of a rank and combine, then both again from the handle, all checked. Returns the handle."""
     alignment = trial.case.expert_alignment
     results = buffer.dispatch(**dispatch_arguments(trial.work, rank, expert_alignment=alignment))
     rest.check_dispatch(rank, results)

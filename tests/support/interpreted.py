@@ -1,4 +1,4 @@
-"""Ranks as threads whose kernels are the compiler's PTX, interpreted."""
+"""Ranks as threads that interpret the compiler's PTX of their kernels."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from deep_ep_py.profile.device import Images
 from ptx_kernels import ptx_cache
 
 Change = Callable[[str], str]
-"""What is done to a kernel's text before it is read."""
+"""A change to a kernel's text before it is read."""
 
 
 @cache
 def images_of(architecture: str) -> Images:
-    """All kernels as they are compiled, each read once for all tests."""
+    """Return all kernels as compiled, each read once for all tests."""
     return Images(architecture, ptx_cache().get)
 
 
 @contextmanager
 def interpreted(architecture: str = "sm_90a", change: Change | None = None) -> Iterator[None]:
-    """Let Buffers be made whose kernels are interpreted; skips the test where NVRTC is not installed, unless the
-    environment has asked for this.
+    """Let Buffers be made whose kernels are interpreted. Skips the test where NVRTC is not installed, unless the
+    environment has asked for interpretation.
     """
     try:
         require_nvrtc()

@@ -1,4 +1,4 @@
-"""Calls of both modes whose kernels are interpreted, against the oracle."""
+"""Calls of both modes with interpreted kernels, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from harness import HARSH_NIC, Trial, barrier, dispatch_arguments, round_trip
 BYTES = {"arena_bytes": 1 << 20, "timeout": 20.0}
 NIC = replace(HARSH_NIC, max_bytes=4096, mtu=256)
 WIDE_NIC = replace(HARSH_NIC, blocks=32, max_bytes=4096)
-"""For low-latency mode, in which a queue holds all rows of a rank for another."""
+"""For low-latency mode, in which a queue holds all rows from one rank to another."""
 
 
 def normal(ranks: int, seeds: Iterable[int], num_nvl_bytes: int = 1 << 20, blocks: int = 2, **options: Any) -> None:
-    """Layout, dispatch, combine, and both once more from the handle."""
+    """Run a layout, dispatch and combine, and the last two again from the handle."""
     trial = _trial(ranks, options)
 
     def on_each_rank(group: Any, seed: int) -> None:
@@ -35,7 +35,7 @@ def normal(ranks: int, seeds: Iterable[int], num_nvl_bytes: int = 1 << 20, block
 
 
 def counting(seeds: Iterable[int]) -> None:
-    """A layout whose tokens fill several blocks."""
+    """Run a layout whose tokens fill several blocks."""
     case = Case("ptx", 4, 300, hidden=8, topk=4, experts=16, ranks_per_node=2)
 
     def on_each_rank(group: Any, seed: int) -> None:
@@ -52,7 +52,7 @@ def counting(seeds: Iterable[int]) -> None:
 
 
 def going_on(ranks: int, seeds: Iterable[int], **options: Any) -> None:
-    """A rank does not come to a dispatch; then all recover, and go on."""
+    """One rank skips a dispatch; then all recover and continue."""
     trial = _trial(ranks, options)
 
     def on_each_rank(group: Any, seed: int) -> None:
@@ -71,7 +71,7 @@ def going_on(ranks: int, seeds: Iterable[int], **options: Any) -> None:
 
 
 def recovering(ranks: int, seeds: Iterable[int], times: int = 4, **options: Any) -> None:
-    """All recover again and again, so that the queues of one generation lie where those of another have lain."""
+    """Recover again and again, so that the queues of one generation occupy memory that those of another have used."""
     trial = _trial(ranks, options)
 
     def on_each_rank(group: Any, seed: int) -> None:
@@ -104,7 +104,7 @@ def going_on_with_low_latency(ranks: int, seeds: Iterable[int], **options: Any) 
 
 
 def low_latency_calls(ranks: int, seeds: Iterable[int], **options: Any) -> None:
-    """Both halves, at once and by hooks, of all casts."""
+    """Run dispatch and combine, directly and with hooks, with all casts."""
     sizes = _sizes(ranks)
 
     def on_each_rank(group: Any, seed: int) -> None:
@@ -117,8 +117,8 @@ def low_latency_calls(ranks: int, seeds: Iterable[int], **options: Any) -> None:
 
 
 def summing_at_nodes(ranks: int, seeds: Iterable[int], **options: Any) -> None:
-    """Rows once to each node, and results that are summed there before they go back: in another order, nearly alike."""
-    sizes = _sizes(ranks, tokens=34)  # more than the unit in which they are summed
+    """Send rows once to each node and sum results there before they return. The other order gives nearly equal sums."""
+    sizes = _sizes(ranks, tokens=34)  # more than the unit of summation
 
     def on_each_rank(group: Any, seed: int) -> None:
         work, rank = low_latency.Work.of(sizes, seed), group.rank()
@@ -132,7 +132,7 @@ def summing_at_nodes(ranks: int, seeds: Iterable[int], **options: Any) -> None:
 
 
 def masking(ranks: int, seeds: Iterable[int], **options: Any) -> None:
-    """A rank is masked while it does not come, and the others go on without it."""
+    """A rank that does not arrive is masked, and the others continue without it."""
     sizes = _sizes(ranks)
 
     def on_each_rank(group: Any, seed: int) -> None:
@@ -153,7 +153,7 @@ def masking(ranks: int, seeds: Iterable[int], **options: Any) -> None:
 
 
 def posting(seeds: Iterable[int]) -> None:
-    """Many warps of two blocks post to one queue pair, whose ring is small."""
+    """Many warps of two blocks post to one queue pair with a small ring."""
     blocks, posters, puts, size = 2, 3, 6, 64
 
     def on_each_rank(group: Any, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Starts workers: with torchrun, on one node or as several, or over the stand-in for the driver."""
+"""Starts workers: with torchrun, on one or several nodes, or over the stand-in for the driver."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def shared_memory() -> set[str]:
-    """Name the shared memory that lies around; torchrun's own semaphores come and go."""
+    """Name the shared memory that exists, except torchrun's own semaphores, which come and go."""
     directory = Path("/dev/shm")
     names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     return {name for name in names if not name.startswith("sem.")}
 
 
 def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run a worker script on `ranks` processes of the build under test and return what became of it."""
+    """Run a worker script on `ranks` processes of the build under test and return the completed process."""
     command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments]
     return subprocess.run(command, env=of_ranks(), capture_output=True, text=True, timeout=timeout)
 
@@ -39,11 +39,11 @@ def torchrun_nodes(
     master: str = "localhost",
     on_node: Callable[[int, list[str]], list[str]] = lambda node, command: command,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a launcher for each node, and return what became of each.
+    """Run a launcher for each node, and return the completed processes.
 
-    What their processes print goes to files in `logs`, too. When the time is over all launchers are ended, and their
-    output until then is returned. `on_node` makes a command into one that runs it on a node: here they are all on this
-    machine.
+    The output of their processes also goes to files in `logs`. At the timeout all launchers are killed, and their
+    output so far is returned. `on_node` turns a command into one that runs it on a node; by default all nodes are on
+    this machine.
     """
     size = [f"--nnodes={nodes}", f"--nproc-per-node={ranks_per_node}"]
     address = [f"--master-addr={master}", f"--master-port={free_port()}"]
@@ -81,7 +81,7 @@ def of_ranks() -> dict[str, str]:
 
 
 def on_threads(double: Path, worker: Path, log: Path, *arguments: str, seconds: float = 240, **variables: str) -> str:
-    """Run a worker whose ranks are threads, over the stand-in for the driver, and return what it printed."""
+    """Run a worker whose ranks are threads, over the stand-in for the driver, and return its output."""
     machine = {"LD_LIBRARY_PATH": str(double), "DOUBLE_MULTIPROCESSORS": "132", "DOUBLE_LOG": str(log)}
     environment = {**os.environ, "PYTHONPATH": python_path(), **machine, **variables}
     command = [sys.executable, str(worker), *arguments]

@@ -1,4 +1,4 @@
-"""What LogFMT makes of results, in plain torch; shares no code with the library."""
+"""The values that LogFMT turns results into, in plain torch; shares no code with the library."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_OCTAVES = 32
 
 
 def rounded(values: Tensor) -> Tensor:
-    """Return bfloat16 values as they come back, fp32.
+    """Return bfloat16 values as LogFMT delivers them, in fp32.
 
-    Magnitudes are their bits, as integers; all else is exact in int64 and float64.
+    Magnitudes are handled as their bits, as integers; everything else is exact in int64 and float64.
     """
     groups = values.contiguous().view(torch.int16).long().view(-1, GROUP)
     magnitude, negative = groups & 0x7FFF, (groups & 0x8000) != 0
@@ -36,7 +36,7 @@ def rounded(values: Tensor) -> Tensor:
 
 
 def ideal(values: Tensor) -> Tensor:
-    """Return what codes of the exact logarithm make of values in cast groups, to nearest, in float64."""
+    """Return the values that codes of the exact logarithm, rounded to nearest, give in cast groups, in float64."""
     groups = values.double().view(-1, GROUP)
     magnitude = groups.abs()
     most = magnitude.amax(dim=1, keepdim=True).log2()
@@ -50,7 +50,8 @@ def ideal(values: Tensor) -> Tensor:
 
 
 def spread(work: Work, seed: int = 1) -> Work:
-    """Return the same trip with results of all kinds: groups that are cast and that stay, wide ones, zeros."""
+    """Return the same workload with results of all kinds: groups that are cast, groups that are not, wide ones,
+    zeros."""
     random = torch.Generator().manual_seed(seed)
     results = []
     for own in work.results:
@@ -59,7 +60,7 @@ def spread(work: Work, seed: int = 1) -> Work:
         exponents = 10 * torch.rand(groups.shape, generator=random)
         small, wide = groups / 64, groups / 64 * torch.exp2(-exponents)
         sparse = torch.where(torch.rand(groups.shape, generator=random) < 0.5, 0.0, small)
-        # Kind 0 is as it was: mostly larger than 1 somewhere.
+        # Kind 0 stays unchanged: mostly larger than 1 somewhere.
         made = groups
         for number, other in enumerate((small, wide, sparse, torch.full_like(groups, 0.25)), 1):
             made = torch.where(kind == number, other.where(groups.isfinite(), groups), made)
@@ -68,12 +69,12 @@ def spread(work: Work, seed: int = 1) -> Work:
 
 
 def small(work: Work) -> Work:
-    """Return the same trip with results of which every group is cast."""
+    """Return the same workload with results of which every group is cast."""
     return cast(replace(work, results=[own / 64 for own in work.results]))
 
 
 def cast(work: Work) -> Work:
-    """Return the trip with what must come of its results if they travel as LogFMT."""
+    """Return the workload with the sums expected if its results travel as LogFMT."""
     decoded = [rounded(own.nan_to_num()) for own in work.results]
     ranks = range(work.sizes.ranks)
     return replace(work, combined=[combined_of(replace(work, results=decoded), rank) for rank in ranks])

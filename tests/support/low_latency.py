@@ -1,4 +1,4 @@
-"""What low-latency calls must return, in plain torch; shares no code with the library."""
+"""The results that low-latency calls must return, in plain torch; shares no code with the library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sizes:
     Attributes
     ----------
     tokens
-        Of each rank.
+        Tokens of each rank.
     max_tokens
         num_max_dispatch_tokens_per_rank.
     """
@@ -38,18 +38,18 @@ class Sizes:
 
     @property
     def local(self) -> int:
-        """Experts of a rank."""
+        """Experts per rank."""
         return self.experts // self.ranks
 
     @property
     def rows(self) -> int:
-        """Rows of an expert's output."""
+        """Rows in an expert's output."""
         return self.ranks * self.max_tokens
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What a rank receives: per local expert the (source, token) pairs in order."""
+    """What a rank receives: for each local expert, the (source, token) pairs in order."""
 
     pairs: list[list[tuple[int, int]]]
 
@@ -69,7 +69,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens of all ranks, where they go, what experts make of them, and what must come of it."""
+    """Tokens of all ranks, their routes, the experts' results, and the expected sums."""
 
     sizes: Sizes
     x: list[Tensor]
@@ -81,8 +81,8 @@ class Work:
 
     @staticmethod
     def of(sizes: Sizes, seed: int = 1, skipped: float = 0.1, twice: float = 0.0, results: bool = True) -> Work:
-        """Make one at random; choices are -1 with probability `skipped`, an earlier one with `twice`. Without `results`
-        nothing is known of a combine.
+        """Make one at random; choices are -1 with probability `skipped`, a repetition with `twice`. Without
+        `results` nothing is known of a combine.
         """
         random = torch.Generator().manual_seed(seed)
         x, topk_idx, weights = [], [], []
@@ -109,7 +109,7 @@ class Work:
         packed = _packed(sizes, topk_idx)
         results = []
         for own in packed:
-            # What no token is for must not be read.
+            # Rows that no token occupies must not be read.
             result = torch.full((sizes.local, sizes.rows, sizes.hidden), torch.nan, dtype=torch.bfloat16)
             for expert, pairs in enumerate(own.pairs):
                 values = torch.randn((len(pairs), sizes.hidden), generator=random) * 2
@@ -121,7 +121,7 @@ class Work:
         return Work(sizes, x, topk_idx, weights, packed, results, combined)
 
     def without(self, *gone: int) -> Work:
-        """Return what is left where ranks have no tokens and no experts."""
+        """Return the workload in which the given ranks have no tokens and no experts."""
         x, kept, weights = [*self.x], self._choices_without(*gone), [*self.weights]
         for rank in gone:
             x[rank], weights[rank], kept[rank] = x[rank][:0], weights[rank][:0], kept[rank][:0]
@@ -129,7 +129,7 @@ class Work:
         return Work.on(sizes, x, kept, weights, torch.Generator().manual_seed(9))
 
     def sums_without(self, *gone: int) -> list[Tensor]:
-        """Return what must be combined where the results of ranks are missing."""
+        """Return the expected sums where the results of the given ranks are missing."""
         kept = self._choices_without(*gone)
         return [
             _combine(self.sizes, rank, kept[rank], self.weights[rank], self.packed, self.results)
@@ -183,15 +183,16 @@ def _add_results(
 
 
 def combined_of(work: Work, rank: int) -> Tensor:
-    """Sum a rank's results, bfloat16 ones or what has been made of them."""
+    """Sum a rank's results, which are bfloat16 or have been converted."""
     return _combine(work.sizes, rank, work.topk_idx[rank], work.weights[rank], work.packed, work.results)
 
 
 def summed_by_node(work: Work, rank: int, per_node: int, together: Sequence[int] = ()) -> Tensor:
-    """Sum a rank's results as a combine does whose dispatch had the weights: another node's by itself, rounded.
+    """Sum a rank's results as a combine does whose dispatch had the weights: those of another node separately,
+    rounded.
 
-    `together`: ranks that are mapped to this one where each rank is a node; their results are summed first to last
-    choice, in the place of the rank's own.
+    `together`: ranks that are mapped to this one where each rank is a node. Their results are summed with the rank's
+    own, in the order of choices.
     """
     sizes, topk_idx, weights = work.sizes, work.topk_idx[rank], work.weights[rank]
     experts = sizes.local * per_node
@@ -212,7 +213,7 @@ def summed_by_node(work: Work, rank: int, per_node: int, together: Sequence[int]
 
 
 def exact_sums(work: Work, rank: int) -> tuple[Tensor, Tensor]:
-    """Sum a rank's results in float64, and their magnitudes."""
+    """Sum a rank's results, and their magnitudes, in float64."""
     sizes, topk_idx, weights = work.sizes, work.topk_idx[rank], work.weights[rank].double()
     zeros = torch.zeros((len(topk_idx), sizes.hidden), dtype=torch.float64)
     sums, magnitudes = (
@@ -224,7 +225,7 @@ def exact_sums(work: Work, rank: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Cast:
-    """How a dispatch casts, as its options."""
+    """The cast of a dispatch, as its options."""
 
     use_fp8: bool = False
     round_scale: bool = False
@@ -254,7 +255,7 @@ CASTS = {"bf16": BF16, "fp8": Cast(True), "rounded": Cast(True, True), "ue8m0": 
 
 
 def check_dispatch(work: Work, rank: int, cast: Cast, results: Sequence[Any]) -> None:
-    """Compare what a dispatch has returned, bit by bit."""
+    """Compare the results of a dispatch bit by bit."""
     sizes, own = work.sizes, work.packed[rank]
     packed, counts, handle = results[:3]
     recv_x, recv_scales = on_cpu(packed if cast.use_fp8 else (packed, None))
@@ -280,7 +281,7 @@ def check_dispatch(work: Work, rank: int, cast: Cast, results: Sequence[Any]) ->
 
 
 def check_scales(got: Tensor, wanted: Tensor) -> None:
-    """Compare scales; exponents come four to an int32."""
+    """Compare scales; exponents are packed four to an int32."""
     if wanted.dtype == torch.uint8:
         words = -(-wanted.shape[1] // 4)
         padded = torch.zeros((len(wanted), 4 * words), dtype=torch.uint8)
@@ -291,19 +292,19 @@ def check_scales(got: Tensor, wanted: Tensor) -> None:
 
 
 def check_combine(work: Work, rank: int, combined: Tensor) -> None:
-    """Compare what a combine has returned, bit by bit."""
+    """Compare the result of a combine bit by bit."""
     assert torch.equal(combined.cpu().view(torch.int16), work.combined[rank].view(torch.int16)), rank
 
 
 def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_ep.Buffer:
-    """Make a case's Buffer on the calling rank, no larger than it must be."""
+    """Make a case's Buffer of the minimum size on the calling rank."""
     regions = options.get("regions", 2)
     needed = deep_ep.Buffer.get_low_latency_rdma_size_hint(
         sizes.max_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk, regions=regions
     )
     if fabric in ("ibgda", "proxy") and "nic" not in options:
-        # A message has a few requests.
-        row_bytes = 2 * sizes.hidden + 64  # words of LogFMT too
+        # A message takes a few requests.
+        row_bytes = 2 * sizes.hidden + 64  # also for words of LogFMT
         longest = max(sizes.max_tokens * min(sizes.topk, sizes.local) * row_bytes, 4096)
         most = max(HARSH_NIC.max_bytes, -(-longest // 4 // 16) * 16)
         queues = HARSH_NIC.queues_per_peer if sizes.ranks < 16 else 1
@@ -322,7 +323,7 @@ def dispatch(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, **options: A
 def combine(
     buffer: deep_ep.Buffer, work: Work, handle: Any, x: Tensor | None = None, **options: Any
 ) -> tuple[Any, ...]:
-    """Combine the calling rank's results, which may lie in `x`."""
+    """Combine the calling rank's results, which may be in `x`."""
     rank, device = buffer.rank, buffer.device
     x = work.results[rank].to(device) if x is None else x
     return buffer.low_latency_combine(
@@ -331,7 +332,7 @@ def combine(
 
 
 def round_trip(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, hooks: bool = False) -> Any:
-    """Dispatch and combine, checked; returns the handle."""
+    """Dispatch and combine, checked. Returns the handle."""
     results = dispatch(buffer, work, cast, return_recv_hook=hooks)
     if hooks:
         results[4]()
@@ -341,12 +342,12 @@ def round_trip(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, hooks: boo
         hook()
     check_combine(work, buffer.rank, combined)
     if not cast.use_fp8:
-        # In the received tensor, which other ranks can see where they are mapped.
+        # In the received tensor, which mapped ranks can read.
         packed = results[0].copy_(work.results[buffer.rank])
         combined, _, hook = combine(buffer, work, results[2], packed, return_recv_hook=hooks)
         if hooks:
             hook()
         else:
-            packed.fill_(torch.nan)  # it is the caller's again
+            packed.fill_(torch.nan)  # it belongs to the caller again
         check_combine(work, buffer.rank, combined)
     return results[2]

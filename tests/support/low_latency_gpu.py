@@ -1,4 +1,4 @@
-"""What each rank does in low-latency mode on a GPU, or on what stands in for one."""
+"""The part of a low-latency test that runs on each rank, on a GPU or on its stand-in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from low_latency import (
 
 BLOCKS = (1, 2, 5)
 TIMEOUT = 10.0
-"""Seconds: a step of `make gpu-check` has time for several kernels that wait in vain."""
+"""Seconds: a step of `make gpu-check` has time for several kernels that wait until they time out."""
 ARENA_BYTES = 32 << 20
 """torch's allocator asks for 20 MiB at once for a view of one or more."""
 CASES = (
@@ -40,13 +40,13 @@ CASES = (
 )
 BY_NAME = {case.name: case for case in CASES}
 WATCHED = ("low_latency_one_rank", "low_latency_two_ranks", "low_latency_several_units")
-"""What tools that watch kernels are given: with 1, 2 and 4 ranks."""
+"""The cases to run under tools that watch kernels: with 1, 2 and 4 ranks."""
 
 
 @contextmanager
 def warm_buffer(group: Any, sizes: Sizes, fabric: str = "peer", **options: Any) -> Iterator[deep_ep.Buffer]:
-    """A Buffer whose low-latency calls load nothing any more, on all ranks: loading may wait for another rank's
-    kernels, and so may letting go of what was loaded. Only the kernels of such calls are compiled.
+    """Make a Buffer whose low-latency calls have nothing left to load, on all ranks: loading and unloading may both
+    wait for another rank's kernels. Only the kernels of such calls are compiled.
     """
     options = {"timeout": TIMEOUT, "arena_bytes": ARENA_BYTES, **options}
     buffer = make_buffer(group, sizes, fabric, device="cuda", **options)
@@ -58,18 +58,18 @@ def warm_buffer(group: Any, sizes: Sizes, fabric: str = "peer", **options: Any) 
 
 
 def with_blocks(buffer: deep_ep.Buffer, blocks: int) -> None:
-    """Give kernels so many blocks from now on, whatever rates have been measured here."""
+    """Launch kernels with so many blocks from now on, whatever rates were measured here."""
     buffer._engine.device.blocks_for = lambda moved: blocks
 
 
 def casts_of(sizes: Sizes) -> list[Cast]:
-    """How rows of such a size may travel."""
+    """Return the casts that rows of this size support."""
     return [*CASTS.values()] if sizes.hidden % 128 == 0 else [BF16]
 
 
 @dataclass(frozen=True)
 class Works:
-    """A trip; and, where its rows have LogFMT, what must come of results of all kinds and of small ones by it."""
+    """A workload; and, where its rows support LogFMT, the same with results of all kinds and with small ones."""
 
     plain: Work
     logfmt: tuple[Work, ...]
@@ -81,7 +81,7 @@ class Works:
 
 
 def on_each_rank(group: Any, works: Works, fabric: str = "peer", **options: Any) -> None:
-    """Every kind of rows and of combine, at once and in halves, with several numbers of blocks, all checked."""
+    """Check every kind of rows and of combine, with and without hooks, with several numbers of blocks."""
     work = works.plain
     with warm_buffer(group, work.sizes, fabric, **options) as buffer:
         for blocks in BLOCKS:
@@ -97,22 +97,22 @@ def on_each_rank(group: Any, works: Works, fabric: str = "peer", **options: Any)
 
 
 def combine_without_copies(buffer: deep_ep.Buffer, work: Work, handle: Any, hooks: bool) -> None:
-    """Combine results where peers read them, checked; what is passed as `x` must not count."""
+    """Combine results that peers read in place, checked; the `x` argument must be ignored."""
     view = buffer.get_next_low_latency_combine_buffer(handle)
-    assert buffer.runtime.arena_contains(view.data_ptr(), view.nbytes), "no peer can read it there"
+    assert buffer.runtime.arena_contains(view.data_ptr(), view.nbytes), "peers cannot read it there"
     view.copy_(work.results[buffer.rank])
     elsewhere = torch.full_like(view, torch.nan)
     combined, _, hook = combine(buffer, work, handle, elsewhere, zero_copy=True, return_recv_hook=hooks)
     if hook is not None:
         hook()
-    view.fill_(torch.nan)  # it is the caller's again
+    view.fill_(torch.nan)  # it belongs to the caller again
     check_combine(work, buffer.rank, combined)
 
 
 class Matmul:
-    """Work of the caller between the halves of a call. Its products are exact in whatever order they are summed.
+    """Work of the caller between the two parts of a call. Its products are exact in any order of summation.
 
-    Making it runs it once: then the GPU has loaded it, and it waits for no other rank's kernel.
+    The constructor runs it once, so that the GPU has loaded it and it waits for no other rank's kernel later.
     """
 
     def __init__(self, device: torch.device, extent: int = 512, repeats: int = 4) -> None:
@@ -132,9 +132,9 @@ class Matmul:
 
 
 class CapturedPair:
-    """A dispatch and its combine in a graph, at once or in halves, over tensors that stay where they are.
+    """A dispatch and its combine in a graph, with or without hooks, over tensors at fixed addresses.
 
-    `capture` makes a context that captures, `replay` runs what it has captured.
+    `capture` returns a context manager that captures; `replay` runs what was captured.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class CapturedPair:
         return [values[self._rank] for values in (work.x, work.topk_idx, work.weights, work.results)]
 
     def replay(self, work: Work) -> None:
-        """Run it on other inputs, of the same shapes, and check what comes back."""
+        """Replay on other inputs of the same shapes, and check the results."""
         for place, value in zip(self._inputs, self._inputs_of(work), strict=True):
             place.copy_(value)
         self._replay()

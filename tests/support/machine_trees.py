@@ -40,7 +40,7 @@ class Tree:
         config: bytes = b"",
         device: str = "0x1021",
     ) -> str:
-        """A PCI device below some others, as "pci0000:15/0000:15:01.0"; -> its folder."""
+        """Add a PCI device below others, such as "pci0000:15/0000:15:01.0". Returns its folder."""
         folder = f"/sys/devices/{above}/{address}"
         for name, text in {"vendor": vendor, "device": device, "class": kind, "numa_node": str(numa)}.items():
             self.file(f"{folder}/{name}", text + "\n")
@@ -57,7 +57,7 @@ class Tree:
         self.file("/proc/driver/nvidia/params", f'EnableStreamMemOPs: 1\nRegistryDwords: "{words}"\n')
 
     def nic(self, name: str, folder: str, layer: str, driver: str = "mlx5_core", node_type: str = "1: CA") -> str:
-        """A NIC with one port that has a link; -> the port's folder."""
+        """Add a NIC with one port that has a link. Returns the port's folder."""
         place = f"/sys/class/infiniband/{name}"
         self.link(f"{place}/device", folder)
         self.link(f"{folder}/driver", f"/sys/bus/pci/drivers/{driver}")
@@ -66,7 +66,7 @@ class Tree:
         return self._port(place, layer, node_type)
 
     def software_nic(self, name: str, layer: str, node_type: str = "1: CA", parent: str = "") -> str:
-        """A NIC that is on no PCI device; -> the port's folder."""
+        """Add a NIC that is on no PCI device. Returns the port's folder."""
         place = f"/sys/devices/virtual/infiniband/{name}"
         self.link(f"/sys/class/infiniband/{name}", place)
         if parent:
@@ -108,7 +108,7 @@ class Tree:
 
 
 def two_gpus_and_nics(root: Path, layer: str = "InfiniBand") -> tuple[Tree, list[str]]:
-    """A GPU and a NIC on each of two PCIe switches, of two sockets; -> the ports' folders."""
+    """Add a GPU and a NIC on each of two PCIe switches, one per socket. Returns the ports' folders."""
     tree, ports = Tree(root), []
     tree.host()
     tree.driver()
@@ -123,7 +123,7 @@ def two_gpus_and_nics(root: Path, layer: str = "InfiniBand") -> tuple[Tree, list
 
 
 def express_config(relaxed: bool) -> bytes:
-    """A configuration space with power management's capability at 0x40, and PCI Express's at 0x60."""
+    """Return a configuration space with the power management capability at 0x40 and the PCI Express one at 0x60."""
     config = bytearray(256)
     config[6] = 0x10
     config[0x34] = 0x40
@@ -134,7 +134,7 @@ def express_config(relaxed: bool) -> bytes:
 
 
 def roce(root: Path) -> tuple[Tree, list[str]]:
-    """The same with RoCE, whose ports have addresses as Linux lists them."""
+    """The same with RoCE, whose ports have addresses in Linux's format."""
     tree, ports = two_gpus_and_nics(root, "Ethernet")
     for port, interface in zip(ports, ("eth2", "eth3")):
         tree.gid(port, 0, "fe80:0000:0000:0000:a288:c2ff:fe8c:1f32", "IB/RoCE v1", interface)
@@ -146,7 +146,7 @@ def roce(root: Path) -> tuple[Tree, list[str]]:
 
 
 def efa(root: Path) -> Tree:
-    """A GPU and EFA, whose link layer the kernel does not know."""
+    """Make a machine with a GPU and EFA, whose link layer the kernel does not know."""
     tree = Tree(root)
     tree.host(locked="8388608")
     tree.driver(opened=False, words="")
@@ -158,7 +158,7 @@ def efa(root: Path) -> Tree:
 
 
 def by_name(section: Section) -> dict[str, Finding]:
-    """A section's findings, of which no two have one name."""
+    """Return a section's findings by name; names must be unique."""
     found = {finding.name: finding for finding in section.findings}
-    assert len(found) == len(section.findings), "two findings of one name"
+    assert len(found) == len(section.findings), "two findings with the same name"
     return found

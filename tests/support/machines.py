@@ -1,4 +1,4 @@
-"""Two machines on this one: network namespaces, which see nothing of each other but a virtual cable."""
+"""Two machines on this one: network namespaces connected only by a virtual cable."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MACHINES = 2
 
 
 class Machines:
-    """Two of them, joined by a cable.
+    """Two machines joined by a cable.
 
     Parameters
     ----------
     name : str
-        What their namespaces' names begin with.
+        Prefix of their namespaces' names.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,20 +36,20 @@ class Machines:
         self._network = f"10.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
 
     def address(self, machine: int) -> str:
-        """Return its address on the cable."""
+        """Return a machine's address on the cable."""
         return f"{self._network}.{machine + 1}"
 
     def make(self) -> None:
-        """Make them.
+        """Create the machines.
 
         Raises
         ------
         OSError, subprocess.CalledProcessError
-            This machine does not let the user.
+            This machine does not allow the user to create them.
         """
         for namespace in self._namespaces:
             _ip("netns", "add", namespace)
-            # A network of the machine's own comes first, and leads nowhere: the same address on both.
+            # A network local to the machine is listed first and leads nowhere; it has the same address on both.
             _ip("-netns", namespace, "link", "add", "inner", "type", "veth", "peer", "name", "other")
             _ip("-netns", namespace, "address", "add", "10.63.0.1/24", "dev", "inner")
             for end in ("inner", "other"):
@@ -62,13 +62,13 @@ class Machines:
             self._ip(machine, "link", "set", "cable", "up")
 
     def remove(self) -> None:
-        """Remove them, and the cable with them."""
+        """Remove the machines and the cable."""
         for namespace in self._namespaces:
             with suppress(OSError, subprocess.CalledProcessError):
                 _ip("netns", "delete", namespace)
 
     def cut(self, machine: int) -> None:
-        """Pull the cable out of a machine."""
+        """Unplug the cable from a machine."""
         self._ip(machine, "link", "set", "cable", "down")
 
     def inside(self, machine: int, command: Sequence[str]) -> list[str]:
@@ -79,15 +79,15 @@ class Machines:
         _ip("-netns", self._namespaces[machine], *arguments)
 
     def torchrun(self, ranks_per_machine: int, logs: Path, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
-        """Run a launcher on each, and return what became of them."""
+        """Run a launcher on each machine and return the completed processes."""
         return torchrun_nodes(
             MACHINES, ranks_per_machine, logs, *arguments, master=self.address(0), on_node=self.inside
         )
 
     @contextmanager
     def ranks(self, ranks_per_machine: int, worker: str, *arguments: str) -> Iterator[Ranks]:
-        """Run a worker of `tests/workers` on each, a process for each rank, without a launcher that ends all when one
-        ends. Those that still run at the end of the body are killed.
+        """Run a worker of `tests/workers` on each machine, with a process per rank and no launcher that would end
+        all processes when one ends. Processes still running at the end of the body are killed.
         """
         size = ranks_per_machine * MACHINES
         place = {"WORLD_SIZE": str(size), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(free_port())}
@@ -107,14 +107,14 @@ class Machines:
 
 
 class Ranks:
-    """Processes that report by lines of JSON, each with a file of what it says of errors."""
+    """Processes that report in lines of JSON, each with a file for its standard error."""
 
     def __init__(self, processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]]) -> None:
         self.processes = processes
         self._read = [b""] * len(processes)
 
     def next(self, rank: int, seconds: float = 60.0) -> dict[str, Any]:
-        """Return a rank's next line; it must come in time."""
+        """Return a rank's next line, which must arrive in time."""
         process, errors = self.processes[rank]
         assert process.stdout is not None
         until = time.monotonic() + seconds
@@ -123,7 +123,7 @@ class Ranks:
             more = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
             if not more:
                 errors.seek(0)
-                raise AssertionError(f"rank {rank} has said nothing in {seconds:g} s, and: {errors.read().decode()}")
+                raise AssertionError(f"rank {rank} printed nothing in {seconds:g} s. stderr: {errors.read().decode()}")
             self._read[rank] += more
         line, _, self._read[rank] = self._read[rank].partition(b"\n")
         return dict(json.loads(line))
@@ -135,14 +135,14 @@ class Ranks:
 
 @contextmanager
 def two_machines() -> Iterator[Machines]:
-    """Make two machines for a test, or skip it where the user may not."""
+    """Make two machines for a test, or skip it where the user lacks the privilege."""
     machines = Machines(f"deep-ep-{os.getpid()}")
     try:
         try:
             machines.make()
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", None) or error
-            pytest.skip(f"network namespaces cannot be made (as root, with the package iproute2): {said}")
+            pytest.skip(f"cannot create network namespaces (needs root and the package iproute2): {said}")
         yield machines
     finally:
         machines.remove()

@@ -1,4 +1,4 @@
-"""The names that DeepEP's callers import."""
+"""The names that callers of DeepEP import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deep_ep_py.compat import take_names
 
 @contextmanager
 def deep_ep_names() -> Iterator[None]:
-    """`import deep_ep` finds this library inside the `with`."""
+    """Let `import deep_ep` find this library inside the `with`."""
     take_names()
     try:
         yield

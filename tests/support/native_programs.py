@@ -27,7 +27,7 @@ FOLDER = native_build.objects_folder(VARIANT)
 
 @cache
 def build_planted() -> Path:
-    """The program with the planted bugs."""
+    """Build the program with the planted bugs."""
     target = FOLDER / "tests" / "planted"
     native_build.build_program(VARIANT, [NATIVE / "planted" / "main.cpp"], target)
     return target
@@ -35,23 +35,23 @@ def build_planted() -> Path:
 
 @cache
 def build_protocol() -> Path:
-    """The program that runs parts of the protocol without Python."""
+    """Build the program that runs parts of the protocol without Python."""
     target = FOLDER / "tests" / "protocol"
     native_build.build_program(VARIANT, sorted((NATIVE / "protocol").glob("*.cpp")), target)
     return target
 
 
 def run(*command: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a program, which brings its sanitizer with it: nothing to preload, and leaks count."""
+    """Run a program, which links its own sanitizer: nothing is preloaded, and leaks count."""
     environment = {**os.environ, **sanitizers.environment(VARIANT), "LD_PRELOAD": "", "ASAN_OPTIONS": ""}
     if "TSAN_OPTIONS" in environment:
-        environment["TSAN_OPTIONS"] += ":atexit_sleep_ms=0"  # all threads are done by then
+        environment["TSAN_OPTIONS"] += ":atexit_sleep_ms=0"  # all threads have finished by then
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 @cache
 def build_selftest() -> ModuleType:
-    """A Python module with the executor and a few tiny kernels, apart from the library's own extension."""
+    """Build a Python module with the executor and a few tiny kernels, separate from the library's extension."""
     bindings = native_build.SOURCE_ROOT / "python" / "bind_executor.cpp"
     executor = sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp"))
     target = FOLDER / "tests" / f"selftest{native_build.extension_suffix()}"
@@ -64,13 +64,13 @@ def build_selftest() -> ModuleType:
 
 
 def build_portable(folder: Path) -> list[str]:
-    """The planted program without assembly: with the context switches of the C library, and warps of 4 lanes."""
+    """Build the planted program without assembly: with the C library's context switches, and warps of 4 lanes."""
     compiler, _ = native_build.find_compiler(VARIANT)
     return [str(_build_whole(folder, compiler, "-DDEEP_EP_UCONTEXT=1"))]
 
 
 def build_aarch64(folder: Path) -> list[str]:
-    """The planted program for another processor, and what runs it; skips the test where that is not installed."""
+    """Build the planted program for another processor. Returns the command; skips the test where a tool is missing."""
     compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
     for tool in (compiler, emulator):
         if shutil.which(tool) is None:
@@ -90,7 +90,9 @@ def _build_whole(folder: Path, compiler: list[str], flag: str) -> Path:
 
 
 def build_driver_double(runs_kernels: bool) -> Path:
-    """The stand-in for libcuda.so.1; its folder, for LD_LIBRARY_PATH. Kernels run on an executor of its own, or not."""
+    """Build the stand-in for libcuda.so.1, with or without an executor of its own to run kernels.
+
+    Returns its folder, for LD_LIBRARY_PATH."""
     double, root = NATIVE / "driver_double", native_build.SOURCE_ROOT
     sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp", "globals.cpp")]
     if runs_kernels:
@@ -109,9 +111,11 @@ def build_driver_double(runs_kernels: bool) -> Path:
 
 
 def build_nvshmem_double(folder: Path, creates_queue_pairs: bool) -> Path:
-    """The stand-in for libnvshmem_host.so.3; `folder`, for LD_LIBRARY_PATH, where the driver's must be found too.
+    """Build the stand-in for libnvshmem_host.so.3 into `folder`, for LD_LIBRARY_PATH, which must also name the
+    driver's.
 
-    It is every release that has nvshmemx_qp_create, or every one that has not, as `NVSHMEM_DOUBLE_VERSION` says.
+    Depending on `creates_queue_pairs`, it can act as every release that has nvshmemx_qp_create, or as every older one;
+    `NVSHMEM_DOUBLE_VERSION` selects the release.
     """
     double, soname = NATIVE / "nvshmem_double", "libnvshmem_host.so.3"
     defines = [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates_queue_pairs)}"]
@@ -124,13 +128,13 @@ def build_nvshmem_double(folder: Path, creates_queue_pairs: bool) -> Path:
 
 
 class NvshmemDoubles:
-    """Builds what is asked for, once."""
+    """The stand-ins for NVSHMEM's host library, each built once, on demand."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def folder(self, version: str) -> Path:
-        """What LD_LIBRARY_PATH names for a release."""
+        """Return the folder of a release, for LD_LIBRARY_PATH."""
         creates = tuple(map(int, version.split("."))) >= (3, 5)
         folder = self._folder / ("creates" if creates else "does_not_create")
         if not folder.exists():
@@ -139,7 +143,8 @@ class NvshmemDoubles:
         return folder
 
     def environment(self, driver: Path, version: str, meeting: Path, **variables: str) -> dict[str, str]:
-        """For processes over the stand-ins for this release and for the driver, which meet in `meeting`."""
+        """Return the environment of processes over the stand-ins for this release and for the driver, which meet in
+        `meeting`."""
         path = os.pathsep.join(map(str, (driver, self.folder(version))))
         return {
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [path, os.environ.get("LD_LIBRARY_PATH", "")])),

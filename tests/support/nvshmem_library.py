@@ -1,4 +1,4 @@
-"""NVSHMEM's host library and the CUDA driver by ctypes, and what the golden files say of NVSHMEM's tables."""
+"""NVSHMEM's host library and the CUDA driver through ctypes, and NVSHMEM's tables according to the golden files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITH_UNIQUE_ID = 1 << 3
 
 
 def module_source(version: str, device_bytes: int = 776, ibgda_bytes: int = 8384) -> str:
-    """What a kernel that NVSHMEM's device library is linked into defines."""
+    """Return the symbols that a kernel linked with NVSHMEM's device library defines."""
     numbers = ", ".join(version.split("."))
     return (
         'extern "C" {\n'
@@ -27,7 +27,7 @@ def module_source(version: str, device_bytes: int = 776, ibgda_bytes: int = 8384
 
 
 def compile_module(source: str) -> bytes:
-    """A cubin."""
+    """Compile to a cubin."""
     from cuda.bindings import nvrtc
 
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"module.cu", 0, [], [])
@@ -42,7 +42,7 @@ def compile_module(source: str) -> bytes:
 
 
 class Golden:
-    """A release's layout."""
+    """The layout of a release."""
 
     def __init__(self, version: str) -> None:
         self._entries = json.loads((DATA / "nvshmem" / f"{version}.json").read_text())
@@ -50,7 +50,7 @@ class Golden:
 
     @property
     def functions(self) -> set[str]:
-        """Those of the host library that this library calls."""
+        """The functions of the host library that this library calls."""
         return set(self._entries["functions"])
 
     def bytes_of(self, table: str) -> int:
@@ -72,7 +72,7 @@ class Golden:
 
 
 class Driver:
-    """The driver's calls that a test makes; each must succeed."""
+    """The driver's functions that a test calls; each must succeed."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -109,7 +109,7 @@ class Driver:
 
 
 class Nvshmem:
-    """The host library, with the results that its functions have."""
+    """The host library, with the return types of its functions."""
 
     POINTERS = ("nvshmem_malloc", "nvshmem_calloc", "nvshmem_align", "nvshmem_ptr")
 
@@ -126,7 +126,7 @@ class Nvshmem:
         return found.raw
 
     def arguments(self, unique_id: bytes, pe: int, pes: int) -> Any:
-        """As NVSHMEM's own initialisers and nvshmemx_set_attr_uniqueid_args leave them."""
+        """Return what NVSHMEM's own initializers and nvshmemx_set_attr_uniqueid_args produce."""
         golden = self.golden
         made = ctypes.create_string_buffer(golden.bytes_of("InitArguments"))
         table = bytearray(len(made))

@@ -16,7 +16,7 @@ from places import WORKERS
 
 
 def compile_probe(path: Path) -> Path:
-    """Write what NVSHMEM's memory is read by to a file. NVRTC looks for the driver, and must not find the stand-in."""
+    """Compile the module that reads NVSHMEM's memory. NVRTC looks for the driver, and must not find the stand-in."""
     try:
         require_nvrtc()
     except NvrtcUnavailableError as error:
@@ -27,7 +27,7 @@ def compile_probe(path: Path) -> Path:
 
 @dataclass
 class Nvshmem:
-    """Where the stand-ins are, and what the environment tells them."""
+    """The locations of the stand-ins, and their settings in the environment."""
 
     driver: Path
     doubles: NvshmemDoubles

@@ -1,4 +1,4 @@
-"""Values that no caller means to pass, each made from the right one."""
+"""Values that no caller means to pass, each derived from the correct one."""
 
 from __future__ import annotations
 
@@ -84,4 +84,4 @@ ODD: dict[str, Odd] = {
     **{f"as {dtype}": _for_tensors(_cast(dtype)) for dtype in _DTYPES},
     **{name: _for_tensors(odd) for name, odd in _OF_TENSORS.items()},
 }
-"""By name: from the right value, another in its place; where there is nothing to change, the same."""
+"""By name: maps the correct value to a wrong one, or to itself where the change does not apply."""

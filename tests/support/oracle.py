@@ -1,6 +1,6 @@
-"""What dispatch and combine must return, in plain torch, for all ranks at once.
+"""The results that dispatch and combine must return, in plain torch, for all ranks at once.
 
-It shares no code with the library, and no idea either: rows are gathered by boolean masks, not placed by prefix sums.
+It shares neither code nor method with the library: rows are gathered by boolean masks, not placed by prefix sums.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Layout:
-    """What one rank's get_dispatch_layout returns."""
+    """The results of one rank's get_dispatch_layout."""
 
     num_tokens_per_rank: Tensor  # int32 [R]
     num_tokens_per_expert: Tensor  # int32 [E]
@@ -41,7 +41,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Received:
-    """What one rank's dispatch returns."""
+    """The results of one rank's dispatch."""
 
     x: Tensor  # [T_recv, H], sorted by source rank, then token
     topk_idx: Tensor  # int64 [T_recv, K], local expert or -1
@@ -57,7 +57,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Combined:
-    """What one rank's combine returns, and how far from the exact sum it may be."""
+    """The result of one rank's combine, and its maximum distance from the exact sum."""
 
     x: Tensor  # bf16 [T, H], in the stated order of summation
     topk_weights: Tensor  # fp32 [T, K]
@@ -66,7 +66,7 @@ class Combined:
 
 
 def numbered(chosen: Tensor) -> Tensor:
-    """Number what is chosen in each column from 0; -1 for the rest."""
+    """Number the chosen elements of each column from 0; the rest are -1."""
     return torch.where(chosen, chosen.cumsum(0) - 1, -1).int()
 
 
@@ -112,11 +112,11 @@ def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
 
 @dataclass(frozen=True)
 class Internode:
-    """A rank's handle where rows go in two hops among N nodes of G ranks: all of its elements, in their order.
+    """A rank's handle where rows go in two hops among N nodes of G ranks, with all elements in order.
 
-    A node row is a token on its way to a node. Those of a rank for a node, in the order of its tokens, are a stream;
-    the rank there with the same place in its node forwards it. With rows that go straight to each rank the same holds
-    for all but `recv_rdma_*`, `recv_src_meta` and `send_nvl_head`."""
+    A node row is a token on its way to a node. The node rows from a rank to a node, in the order of its tokens, are a
+    row stream; the rank with the same position in that node forwards it. With rows that go straight to each rank the
+    same holds for everything except `recv_rdma_*`, `recv_src_meta` and `send_nvl_head`."""
 
     is_token_in_rank: Tensor  # bool [T, R]
     rdma_channel_prefix_matrix: Tensor  # int32 [N, 1], node rows of this rank for each node
@@ -138,7 +138,7 @@ def internode(work: Workload, received: Sequence[Received], ranks_per_node: int)
     in_rank = [layout(idx, work.num_experts, work.num_ranks).is_token_in_rank for idx in work.topk_idx]
     in_node = [each.unflatten(1, (-1, ranks_per_node)).any(dim=2) for each in in_rank]
     node_rows, rows = [numbered(each) for each in in_node], [numbered(each) for each in in_rank]
-    # Tokens of all ranks, one behind the other.
+    # Tokens of all ranks, concatenated.
     first_token = torch.tensor([0, *(len(each) for each in in_rank)]).cumsum(0)
     node_row = torch.cat(node_rows)
     handles = []
@@ -177,13 +177,13 @@ def combine(
     """Return every rank's sums of the rows `x[rank]` that belong to its tokens.
 
     The stated order, in fp32: ((0 + the row of the lowest rank) + that of the next ...) + bias 0 + bias 1, rounded
-    once. With `ranks_per_node` rows go in two hops: those of a node that is not the owner's are summed in the same way,
-    from 0, and rounded; that is added in the place of the node's rows. Weights likewise, never rounded.
+    once. With `ranks_per_node` rows go in two hops: those of a node other than the owner's are summed in the same way,
+    from 0, and rounded; this sum is added in the place of the node's rows. Weights likewise, never rounded.
 
     The bound, with u = 2**-8 for a rounding to BF16: another node's sum is off by u times itself, and the total by u
-    times what it is then, so |x - exact| <= u |exact| + (1 + u) u (the sum of other nodes' |exact sums|), and a little
-    for fp32: 2**-23 times the number of terms times the sum of their magnitudes. A rounding may also be off by 2**-134,
-    where BF16 is denormal."""
+    times its value at that point, so |x - exact| <= u |exact| + (1 + u) u (the sum of other nodes' |exact sums|), plus
+    a small term for fp32: 2**-23 times the number of terms times the sum of their magnitudes. A rounding may also be
+    off by 2**-134, where BF16 is denormal."""
     per_node = ranks_per_node or len(received)
     unit, least = 2.0**-8, 2.0**-134
     ends = received[0].rank_prefix_matrix.tolist()
@@ -228,7 +228,7 @@ def combine(
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same bits (so -0.0 is not 0.0, and a NaN equals itself)."""
+    """Return whether two tensors hold the same bits (so -0.0 is not 0.0, and a NaN equals itself)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(a.element_size()) if a.is_floating_point() else None
@@ -236,7 +236,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def difference(name: str, got: Tensor, expected: Tensor) -> str | None:
-    """Return None where the bits agree, else one line that says what is wrong and where first."""
+    """Return None if the bits agree, otherwise one line with the first difference."""
     if same_bits(got, expected):
         return None
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -249,7 +249,7 @@ def difference(name: str, got: Tensor, expected: Tensor) -> str | None:
 
 
 def check_received(got: Received, expected: Received) -> None:
-    """Assert that a dispatch is bit-exact, naming each part that is not. Parts that are None were not asked for."""
+    """Assert that a dispatch is bit-exact, naming each part that is not. Parts that are None were not requested."""
     wrong = []
     for part in fields(Received):
         value, wanted = getattr(got, part.name), getattr(expected, part.name)
@@ -263,8 +263,8 @@ def check_received(got: Received, expected: Received) -> None:
 
 
 def check_handle(handle: Sequence[Tensor | None], expected: Internode, padded: bool = False) -> None:
-    """Assert that all elements of a handle are there and bit-exact. A dispatch that was told how many rows to return
-    does not know how many of them, and of those it forwards, there are: what is beyond is not looked at."""
+    """Assert that all elements of a handle are present and bit-exact. A dispatch with a fixed number of rows to
+    return does not know how many rows it receives or forwards; elements beyond the actual ones are not checked."""
     assert isinstance(handle, tuple) and len(handle) == len(fields(Internode))
     wrong = []
     for part, value in zip(fields(Internode), handle):
@@ -280,7 +280,7 @@ def check_handle(handle: Sequence[Tensor | None], expected: Internode, padded: b
 
 
 def check_combined(x: Tensor, topk_weights: Tensor | None, expected: Combined) -> None:
-    """Assert that a combine is within its bound of the exact sum and has the bits of the stated order."""
+    """Assert that a combine is within its error bound and has the bits of the stated order."""
     assert x.shape == expected.exact.shape, f"combined_x has shape {tuple(x.shape)}"
     excess = (x.double() - expected.exact).abs() - expected.tolerance
     assert not (excess > 0).any(), f"combined_x is off by {excess.max().item():.3g} more than the bound allows"

@@ -1,4 +1,4 @@
-"""Where the project's parts lie, and what the processes that tests start need to find them."""
+"""The locations of the project's parts, and what processes started by tests need to find them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ LONG_RESULTS = ROOT / "out" / "long"
 
 
 def python_path(*first: Path) -> str:
-    """A `PYTHONPATH` for a worker: `first`, what tests import, the package, then what is there already."""
+    """Return a `PYTHONPATH` for a worker: `first`, the tests' imports, the package, then the current value."""
     there = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(filter(None, [*map(str, (*first, SUPPORT, ROOT)), there]))

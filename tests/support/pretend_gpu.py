@@ -1,4 +1,4 @@
-"""A GPU that is none: CUDA's code paths over the stand-in for the driver, whose memory and kernels are a CPU's."""
+"""A pretend GPU: CUDA's code paths over the stand-in for the driver, with memory and kernels on a CPU."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from ptx_kernels import ptx_cache
 
 
 class PretendGpu(CudaDevice):
-    """What torch would do on a GPU it does on the CPU here; the driver, kernels' code and heaps go the GPU's way.
+    """Runs torch's GPU work on the CPU; the driver, the kernels' code and the heaps take the GPU's paths.
 
-    There is one stream, so the caller waits for the kernels where on a GPU its stream does.
+    There is one stream, so the caller waits for the kernels where on a GPU its stream would.
     """
 
     warps = 4  # each thread is a fiber
@@ -52,7 +52,7 @@ class PretendGpu(CudaDevice):
     def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
         address = self._segments.take(size)
-        # A class of its own can be watched.
+        # Only instances of a subclass support weak references.
         segment = type("Segment", (ctypes.c_uint8 * size,), {}).from_address(address)
         weakref.finalize(segment, self._segments.give, address, size).atexit = False
         return torch.frombuffer(segment, dtype=torch.uint8).view(dtype).view(shape)
@@ -61,7 +61,7 @@ class PretendGpu(CudaDevice):
         return getattr(_captures, "open", False)
 
     def synchronize(self) -> None:
-        pass  # Graph.replay has waited
+        pass  # Graph.replay has already waited
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -81,8 +81,8 @@ class PretendGpu(CudaDevice):
 
 
 class Segments:
-    """What torch's allocator does for a pool: it keeps what has been given back, for requests of that size, as long as
-    the pool lives; it asks for more, and raises where there is none.
+    """A pool of torch's allocator: it keeps freed memory for requests of the same size as long as the pool lives,
+    asks for more otherwise, and raises if there is none.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Segments:
 
 
 def pool_functions() -> tuple[Any, Any]:
-    """What torch's allocator calls for a pool: to allocate bytes, and to free them."""
+    """Return the functions that torch's allocator calls for a pool: to allocate and to free bytes."""
     native = ctypes.CDLL(C.__file__)
     allocate, free = native.deep_ep_pool_allocate, native.deep_ep_pool_free
     allocate.restype, free.restype = ctypes.c_void_p, None
@@ -120,7 +120,7 @@ def pool_functions() -> tuple[Any, Any]:
 
 
 class NamesOnly:
-    """In place of the cache of kernels: no code, but the symbols by which the stand-in knows what to run."""
+    """A replacement for the cache of kernels: no code, only the symbols by which the stand-in chooses what to run."""
 
     def get_all(
         self, kernels: Iterable[jit.Kernel], shape: jit.Shape, architecture: str, start: int
@@ -132,7 +132,7 @@ class NamesOnly:
 
 
 def _symbol(kernel: jit.Kernel) -> str:
-    """The beginning of the symbol that NVRTC would give it."""
+    """Return the beginning of the symbol that NVRTC would give it."""
     alone = kernel.expression.removeprefix("deep_ep::device::of_each_rank<")
     scope = "_ZN7deep_ep" if alone == kernel.expression else "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_"
     names = alone.partition("<")[0].removesuffix(">").split("::")[1:]
@@ -143,7 +143,7 @@ _captures = threading.local()
 
 
 class Graph:
-    """What one thread's launches in the body of `capture` were; replayed as often as one likes."""
+    """One thread's launches in the body of `capture`; may be replayed any number of times."""
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
@@ -167,12 +167,13 @@ class Graph:
 
 
 def take_compiled_probe() -> None:
-    """Read NVSHMEM's state by a module that was compiled elsewhere: NVRTC must not meet the stand-in for the driver."""
+    """Read NVSHMEM's state with a module compiled elsewhere, because NVRTC must not find the stand-in for the
+    driver."""
     probe._cubin = lambda _: Path(os.environ["PROBE_CUBIN"]).read_bytes()  # type: ignore[assignment]
 
 
 def install(compile_kernels: bool = True) -> None:
-    """Let Buffers be made on it."""
+    """Let Buffers be made on the pretend GPU."""
     if os.environ.get(INTERPRETED):
         jit.KernelCache = lambda: ptx_cache(over_stand_in=True).kernels  # type: ignore[assignment, misc]
     elif not compile_kernels:

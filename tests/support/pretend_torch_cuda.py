@@ -1,7 +1,7 @@
-"""What benchmarks, and tests of a GPU, ask of `torch.cuda` where there is none: devices with names, events by the CPU's
-clock, graphs of the stand-in for the driver.
+"""A replacement for the parts of `torch.cuda` that benchmarks and GPU tests use, where there is no GPU: devices with
+names, events by the CPU's clock, graphs of the stand-in for the driver.
 
-Streams are in no order here: what a call launches has ended when it returns, gates open when their time has come.
+Streams impose no order here: the work of a call has ended when it returns, and gates open at their time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CYCLES_PER_MS = 2_000_000
 
 
 class Stream:
-    """A stream that is idle, but for its sleeps."""
+    """A stream that is idle except while it sleeps."""
 
     idle_at = 0.0
 
@@ -29,7 +29,7 @@ class Stream:
 
 
 class Event:
-    """An event that happens when the current stream's sleeps are over."""
+    """An event that occurs when the current stream has finished sleeping."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         del enable_timing
@@ -60,7 +60,7 @@ def _sleep(cycles: int) -> None:
 
 
 def install(uuids: list[str], replace: Callable[[Any, str, Any], None] = setattr) -> list[int]:
-    """Let this process see GPUs, one for each UUID. Returns a list that holds the current one, from 0."""
+    """Let this process see one GPU for each UUID. Returns a list that holds the index of the current one."""
     current = [0]
 
     def set_device(index: int) -> None:

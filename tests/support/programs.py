@@ -1,4 +1,4 @@
-"""Runs a program that hypothesis has drawn on one rank, and checks what every operation returns."""
+"""Runs a program drawn by hypothesis on one rank, and checks the result of every operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies import Scenario
 
 
 def run_program(buffer: deep_ep.Buffer, scenario: Scenario, trials: list[Trial]) -> None:
-    """Operations one after the other; what the caller keeps is checked again at the end."""
+    """Run operations one after the other; results that the caller keeps are checked again at the end."""
     rank = buffer.rank
     handles: list[tuple[Trial, Any]] = []
     kept: list[Callable[[], None]] = []
@@ -37,6 +37,6 @@ def run_program(buffer: deep_ep.Buffer, scenario: Scenario, trials: list[Trial])
         check()
         if step.keep:
             kept.append(check)
-    # Nothing that came later has touched what the caller kept.
+    # Later operations must not have touched what the caller kept.
     for check in kept:
         check()

@@ -1,4 +1,4 @@
-"""PTX of our kernels, and how many loads of memory stand one behind the other on a path through it."""
+"""PTX of our kernels, and the number of dependent memory loads on a path through it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _ENTRY = re.compile(r"\.entry [^{]*\n\{\n.*?\n\}", re.DOTALL)
 _LOCATION = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)
 _REGISTER = re.compile(r"%[A-Za-z]\w*")
 _STATEMENT = re.compile(r"\s*(?:(?P<label>\$\w+):|[{}]|(?P<line>(?:[^;{}]|\{[^{};]*\})+;))")
-# Loads that no memory answers: of the launch's arguments, of a thread's own variables, of shared memory.
+# Loads that memory does not serve: launch arguments, a thread's own variables, shared memory.
 _NEAR = ("ld.param", "ld.local", "ld.shared", "ld.const")
 
 
 def ptx_of(name: str, shape: Shape, architecture: str) -> str:
-    """Return the text of a kernel's entry, as NVRTC makes it, without the lines that it comes from."""
+    """Return the text of a kernel's entry as NVRTC generates it, without line information."""
     text, _ = compile_ptx(KERNELS[name], shape, architecture)
     entry = _ENTRY.search(_LOCATION.sub("", text))
-    assert entry, "the text has an entry"
+    assert entry, "the text has no entry"
     return entry[0]
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: `opcode`, the registers it writes and reads, its predicate, the label that it jumps to."""
+    """One line: `opcode`, the registers it writes and reads, its predicate, the label it jumps to."""
 
     opcode: str
     writes: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def _instruction(line: str) -> Instruction:
 
 @dataclass
 class Program:
-    """Instructions of an entry, and where its labels are."""
+    """Instructions of an entry, and the positions of its labels."""
 
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
@@ -79,18 +79,18 @@ class Program:
 
 @dataclass(frozen=True)
 class Path:
-    """What a thread has come through.
+    """The state of a thread along a path.
 
     Attributes
     ----------
     depth
-        Of each register: how many loads stand one behind the other in front of its value.
+        For each register, the number of dependent loads that lead to its value.
     behind
-        The same of what is executed next: of the branches taken, and of acquires, which all later loads wait for.
+        The same for the next instruction: from the branches taken, and from acquires, which all later loads wait for.
     chain
-        The longest so far.
+        The longest chain of loads so far.
     acquires
-        How many acquires.
+        The number of acquires.
     """
 
     at: int = 0
@@ -102,8 +102,8 @@ class Path:
 
 
 def paths_to_first_barrier(program: Program) -> Iterator[Path]:
-    """Walk all paths from the entry to the first barrier that call nothing, pause nowhere and swap nothing, each loop
-    once: those of a thread for which all is as it should be.
+    """Walk all paths from the entry to the first barrier that contain no call, pause or atomic, each loop once: the
+    paths of a thread in the normal case.
     """
     open_paths = [Path()]
     while open_paths:
@@ -121,7 +121,7 @@ def paths_to_first_barrier(program: Program) -> Iterator[Path]:
                 after = max(behind, of_operands)
                 now = Path(at, depth, after, chain, acquires, path.jumps | {at})
                 target = program.labels[one.target]
-                # Back: to a test at a loop's head once, to another turn never.
+                # Jumps backward lead to the test at a loop's head once, and never to another iteration.
                 if target > at or (not one.predicate and at not in path.jumps):
                     open_paths.append(replace(now, at=target))
                 if not one.predicate:

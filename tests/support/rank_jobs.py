@@ -1,4 +1,4 @@
-"""What tests have ranks' processes run: functions of a module that these can import."""
+"""The functions that tests run in rank processes, in a module that these can import."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deep_ep_py.bench.launch import RankContext
 
 
 def wait_forever(context: RankContext) -> None:
-    """Until the process is ended."""
+    """Wait until the process is killed."""
     context.emit({"pid": os.getpid()})
     time.sleep(1000)
 
 
 def one_fails(context: RankContext, how: str) -> None:
-    """The last rank, which has started a process; the others wait for it."""
+    """Fail on the last rank, which has started a child process; the others wait for it."""
     if context.rank == context.ranks - 1:
         child = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
         if how == "raises":

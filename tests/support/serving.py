@@ -1,8 +1,8 @@
-"""How vLLM and SGLang call low-latency mode: which call follows which, with which arguments, on whose thread hooks run,
-and what is freed or written over between a call and its hook.
+"""The way vLLM and SGLang use low-latency mode: the order of calls, their arguments, the threads that run hooks, and
+the memory that is freed or overwritten between a call and its hook.
 
-Written anew from what the engines do; the code is not theirs. Experts are played by the results of a `Work`, so that
-every tensor is compared with the oracle bit by bit.
+Written from scratch after the engines' behavior; the code is not theirs. The results of a `Work` stand in for the
+experts, so that every tensor is compared with the oracle bit by bit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Step = Callable[[int, Callable[[], Any]], Any]
 
 
 def works_of(sizes: Sizes, layers: int, seed: int, padding: int = 0) -> list[Work]:
-    """Make one for each layer. The last tokens of a rank, at most `padding`, choose no expert: engines fill a batch up
-    to a size that a CUDA graph was captured for.
+    """Make one workload for each layer. The last `padding` tokens of a rank, at most, choose no expert: engines pad
+    a batch to a size for which a CUDA graph was captured.
     """
     made = []
     for layer in range(layers):
@@ -34,21 +34,21 @@ def works_of(sizes: Sizes, layers: int, seed: int, padding: int = 0) -> list[Wor
 
 
 def on_this_thread(batch: int, go_on: Callable[[], Any]) -> Any:
-    """Have a micro-batch go on."""
+    """Advance a micro-batch."""
     return go_on()
 
 
 def take_turns(batches: Sequence[Iterator[None]], lead: int = 0, step: Step = on_this_thread) -> None:
-    """Let micro-batches go on in turns, each up to its next `yield`, until all have ended.
+    """Advance micro-batches in turns, each up to its next `yield`, until all have ended.
 
     Parameters
     ----------
     batches
         The micro-batches.
     lead
-        Turns by which the first is ahead.
+        Turns by which the first micro-batch is ahead.
     step
-        Has a micro-batch, by its number, go on; may do so on a thread of its own.
+        Advances a micro-batch, given by number; may do so on a separate thread.
     """
     ended = object()
     for _ in range(lead):

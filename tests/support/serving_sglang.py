@@ -1,4 +1,4 @@
-"""How SGLang calls low-latency mode, and normal mode beside it: see `serving`."""
+"""The way SGLang uses low-latency mode, and normal mode beside it: see `serving`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from serving import Hook
 
 NORMAL, LOW_LATENCY, AUTO = "normal", "low latency", "auto"
 ALIGNMENT = 128
-"""Of the counts that a normal-mode dispatch of SGLang returns."""
+"""Alignment of the counts that a normal-mode dispatch of SGLang returns."""
 
 
 class SglangProcess:
-    """The Buffer of all layers and batches, made when it is first needed, and the mode of the last call.
+    """The Buffer of all layers and batches, created on first use, and the mode of the last call.
 
     Parameters
     ----------
     group
         The ranks.
     sizes
-        Of the model's layers.
+        Sizes of the model's layers.
     mode
         LOW_LATENCY, or AUTO: prefill in normal mode, decode in low-latency mode.
     param_bytes
-        Of an element that normal mode sends: 1 with FP8, although results are returned as bfloat16.
+        Bytes of an element that normal mode sends: 1 with FP8, although results are returned as bfloat16.
     """
 
     def __init__(self, group: Any, sizes: Sizes, mode: str, param_bytes: int = 2) -> None:
@@ -39,7 +39,7 @@ class SglangProcess:
         self.buffer: Any = None
 
     def buffer_for(self, mode: str) -> Any:
-        """Return the Buffer for a call of a mode; clean it where low-latency mode follows normal mode."""
+        """Return the Buffer for a call in a mode; clean it where low-latency mode follows normal mode."""
         sizes = self.sizes
         if self.last == NORMAL and mode == LOW_LATENCY:
             self.buffer.clean_low_latency_buffer(sizes.max_tokens, sizes.hidden, sizes.experts)
@@ -63,19 +63,19 @@ class SglangProcess:
 
 
 class SglangDecode:
-    """A dispatcher's low-latency stages, `a` and `b` of dispatch and combine, each checked when it has ended.
+    """A dispatcher's low-latency stages, `a` and `b` of dispatch and combine, each checked at its end.
 
-    Nothing that a stage was given is kept to the next: neither the tokens, nor after `combine_a` the results, the
-    weights and the handle.
+    No stage keeps its inputs for the next: neither the tokens nor, after `combine_a`, the results, the weights and the
+    handle.
 
     Parameters
     ----------
     process
-        What holds the Buffer.
+        The holder of the Buffer.
     cast
-        How rows are sent; its other flags are given with `use_fp8` alone.
+        How rows are sent; its other flags are passed only together with `use_fp8`.
     hooks
-        Whether `b` calls a hook; else it waits for an event.
+        Whether `b` calls a hook; otherwise it waits for an event.
     """
 
     def __init__(self, process: SglangProcess, cast: Cast, hooks: bool) -> None:
@@ -139,7 +139,7 @@ class SglangDecode:
         hook() if hook is not None else event.current_stream_wait()
 
     def _reuse_memory(self) -> None:
-        """Write to what was freed, if the library has let it go."""
+        """Overwrite freed memory, if the library has released it."""
         sizes = self.process.sizes
         for shape, dtype in (
             ((sizes.local, sizes.rows, sizes.hidden), torch.bfloat16),
@@ -151,12 +151,12 @@ class SglangDecode:
 
 
 class SglangPrefill:
-    """A dispatcher's normal-mode stages. Rows are quantised before they are sent where `cast` says so.
+    """A dispatcher's normal-mode stages. Rows are quantized before they are sent if `cast` says so.
 
     Parameters
     ----------
     process
-        What holds the Buffer.
+        The holder of the Buffer.
     cast
         bfloat16, or FP8 with float32 scales.
     """
@@ -224,11 +224,11 @@ class SglangPrefill:
 
 
 DECODE_LEAD = 2
-"""Stages by which the first batch is ahead when two decode."""
+"""Stages by which the first of two batches is ahead in decoding."""
 
 
 def sglang_decode(stages: SglangDecode, works: Sequence[Work]) -> Iterator[None]:
-    """A batch's way through the layers in decoding; it yields where the other batch goes on."""
+    """Take a batch through the layers in decoding; yields where the other batch continues."""
     for work in works:
         yield  # attention begins
         yield  # it ends, and experts are chosen

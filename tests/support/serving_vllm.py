@@ -1,4 +1,4 @@
-"""How vLLM calls low-latency mode: see `serving`."""
+"""The way vLLM uses low-latency mode: see `serving`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from serving import Hook, Step, on_this_thread, take_turns
 
 
 class VllmBuffers:
-    """A process's Buffers, found by the arguments they were made with: all layers of a model share one."""
+    """A process's Buffers, keyed by their arguments: all layers of a model share one."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.cache: WeakValueDictionary[tuple, Any] = WeakValueDictionary()
 
     def get(self, sizes: Sizes, fault_tolerance: bool = False) -> Any:
-        """Return that of a model."""
+        """Return the Buffer of a model."""
         from deep_ep import Buffer
 
         arguments = {
             "group": self.group,
-            "num_nvl_bytes": 16 << 20,  # the environment says how many
+            "num_nvl_bytes": 16 << 20,  # the environment sets the size
             "num_rdma_bytes": Buffer.get_low_latency_rdma_size_hint(
                 num_max_dispatch_tokens_per_rank=sizes.max_tokens,
                 hidden=sizes.hidden,
@@ -50,22 +50,22 @@ class VllmBuffers:
 class VllmHooks:
     """The hooks that micro-batches leave for each other.
 
-    Of two, each receives for the other before it sends next, on its own thread. That of a batch alone is called at
-    once.
+    Each of two micro-batches receives for the other, on its own thread, before it sends next. The hook of a single
+    micro-batch is called immediately.
     """
 
     def __init__(self, batches: int) -> None:
         self.left: list[Hook | None] = [None] * batches
 
     def leave(self, batch: int, hook: Hook | None) -> None:
-        """Leave one to the other micro-batch."""
+        """Leave a hook to the other micro-batch."""
         if hook is None:
             return
         if len(self.left) == 1:
             hook()
             return
         other = (batch + 1) % len(self.left)
-        assert self.left[other] is None, "at most one call of a micro-batch is on its way"
+        assert self.left[other] is None, "at most one call of a micro-batch is in flight"
         self.left[other] = hook
 
     def receive(self, batch: int) -> None:
@@ -81,9 +81,9 @@ class VllmLayer:
     Parameters
     ----------
     buffer
-        The model's.
+        The model's Buffer.
     sizes
-        Of the layer.
+        Sizes of the layer.
     cast
         bfloat16, FP8, or FP8 with UE8M0 scales. Scales are rounded if and only if they are exponents.
     """
@@ -94,7 +94,7 @@ class VllmLayer:
         self.handles: list[Any] = [None, None]
 
     def prepare_async(self, batch: int, x: Tensor, ids: Tensor) -> tuple[Hook, Callable[[], tuple[Any, Tensor]]]:
-        """Send; return the hook, and what there is to say once it has been called."""
+        """Send. Returns the hook, and a function that returns the received data once the hook has been called."""
         assert ids.dtype == torch.int64
         packed, counts, self.handles[batch], _, hook = self.buffer.low_latency_dispatch(
             x,
@@ -112,7 +112,8 @@ class VllmLayer:
     def finalize(
         self, batch: int, out: Tensor, results: Tensor, weights: Tensor, ids: Tensor, hooked: bool
     ) -> Hook | None:
-        """Return the results to `out`, which the hook completes if there is one. What combine returns is dropped."""
+        """Return the results to `out`, which the hook completes if there is one. The tensor that combine returns is
+        dropped."""
         _, _, hook = self.buffer.low_latency_combine(
             results,
             ids,
@@ -128,8 +129,8 @@ class VllmLayer:
 
 
 def dequantized(packed: tuple[Tensor, Tensor]) -> Tensor:
-    """Make float32 rows of FP8 ones, as vLLM does for experts that want another quantisation. It takes for granted that
-    the rows are contiguous.
+    """Convert FP8 rows to float32, as vLLM does for experts that need another quantization. It assumes that the rows
+    are contiguous.
     """
     rows, scales = packed
     assert rows.is_contiguous()
@@ -147,27 +148,27 @@ def vllm_forward(
     hooked: bool,
     in_place: bool,
 ) -> Iterator[None]:
-    """A micro-batch's way through the layers, all checked. It yields where the other's thread goes on.
+    """Take a micro-batch through the layers, all checked. Yields where the other's thread continues.
 
     Parameters
     ----------
     layers
         The layers.
     works
-        What each has to do.
+        The work of each layer.
     tensors
-        The micro-batch's expert ids and weights in each.
+        The micro-batch's expert ids and weights in each layer.
     batch
-        The micro-batch's number.
+        The micro-batch's index.
     hooks
-        Those that micro-batches leave for each other.
+        The hooks that micro-batches leave for each other.
     hidden
         The micro-batch's part of the hidden states.
     hooked, in_place
-        As `vllm_run` takes them.
+        See `vllm_run`.
     """
     sizes, rank = layers[0].sizes, layers[0].buffer.rank
-    # Experts write to the beginning of a larger workspace, which is used for something else after that.
+    # Experts write to the beginning of a larger workspace, which is reused for something else afterwards.
     shape = torch.Size((sizes.local, sizes.rows, sizes.hidden))
     workspace = torch.full((2 * shape.numel(),), torch.nan, dtype=torch.bfloat16)
     for layer, work, (ids, weights) in zip(layers, works, tensors, strict=True):
@@ -205,21 +206,21 @@ def vllm_run(
     Parameters
     ----------
     buffer
-        The model's.
+        The model's Buffer.
     works
-        For each micro-batch, one or two, what each layer has to do.
+        For each of one or two micro-batches, the work of each layer.
     cast
         How rows are sent.
     hooked
-        Whether results come back by a hook; a batch alone may also wait in the call.
+        Whether results return through a hook; a single batch may also wait in the call.
     in_place
-        Whether they come back to the hidden states; else to a new tensor.
+        Whether results return to the hidden states; otherwise to a new tensor.
     step
-        As `take_turns` takes it.
+        See `take_turns`.
     """
     rank, count, sizes = buffer.rank, len(works), works[0][0].sizes
     tokens = [len(own[0].x[rank]) for own in works]
-    # Micro-batches are parts of one batch: their tensors begin wherever the other's end.
+    # Micro-batches are parts of one batch, so their tensors begin where the previous one's end.
     hidden = torch.empty((sum(tokens), sizes.hidden), dtype=torch.bfloat16).split(tokens)
     tensors = [
         list(
@@ -242,7 +243,7 @@ def vllm_run(
 
 
 def check_dequantized(work: Work, rank: int, cast: Cast, rows: Tensor) -> None:
-    """Compare the rows that tokens were sent to."""
+    """Compare the rows that received tokens."""
     for expert, pairs in enumerate(work.packed[rank].pairs):
         if pairs:
             values, scales = cast.of(torch.stack([work.x[source][token] for source, token in pairs]))

@@ -1,4 +1,4 @@
-"""What hypothesis draws: workloads, Buffers, programs of operations, schedules."""
+"""The strategies of hypothesis: workloads, Buffers, programs of operations, schedules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_RANKS_ON_NODES = 8
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a program. `pick` chooses among the handles there are, `keep` holds on to the output."""
+    """One operation of a program. `pick` chooses among the existing handles, `keep` retains the output."""
 
     kind: str  # "dispatch", "cached" or "combine"
     pick: int
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A Buffer, the workloads it serves, and in which order."""
+    """A Buffer, its workloads, and their order."""
 
     fabric: str
     regions: int
@@ -36,7 +36,7 @@ class Scenario:
     seed: int  # of the workloads' contents
     program: tuple[Step, ...]
     schedule: int
-    room: float | None = None  # num_nvl_bytes in units of the least there may be; None: ample
+    room: float | None = None  # num_nvl_bytes in units of the minimum; None: ample
 
 
 @st.composite
@@ -44,7 +44,7 @@ def cases(draw: st.DrawFn, ranks: int) -> Case:
     """Draw a workload's shape for a given number of ranks."""
     routing = draw(st.sampled_from(sorted(ROUTINGS)))
     per_rank = draw(st.integers(1, 4))
-    # The routings that stay within a part of the experts need `topk` experts there.
+    # Routings that stay within some of the experts need `topk` experts there.
     limit = {
         "one_rank": per_rank,
         "own_rank": per_rank,
@@ -82,7 +82,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario(
         fabric=draw(st.sampled_from(["peer", "weak", "mixed"])),
         regions=draw(st.integers(2, 3)),
-        # By default, all outputs fit; with none, all dispatches work in rounds; with little, some do.
+        # By default all outputs fit; without an arena all dispatches work in rounds; with a small one, some do.
         arena_bytes=draw(st.sampled_from([None, 0, 1 << 13, 1 << 15])),
         cases=tuple(draw(st.lists(cases(ranks), min_size=1, max_size=3))),
         seed=draw(st.integers(0, 2**16)),
@@ -93,7 +93,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 @st.composite
 def scenarios_on_nodes(draw: st.DrawFn) -> Scenario:
-    """The same where rows go in two hops, also between nodes of one rank, and with chunks of a few rows."""
+    """The same where rows go in two hops, also between nodes of a single rank, and with chunks of a few rows."""
     nodes = draw(st.integers(2, 4))
     per_node = draw(st.integers(1, MAX_RANKS_ON_NODES // nodes))
     drawn = draw(st.lists(cases(nodes * per_node), min_size=1, max_size=3))

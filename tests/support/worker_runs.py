@@ -1,4 +1,4 @@
-"""Runs a script of `tests/workers` that reports by lines of JSON."""
+"""Runs a script of `tests/workers` that reports in lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from places import LONG_RESULTS, WORKERS, python_path
 
 
 def lines_of(worker: str, *options: str, seconds: float) -> list[dict[str, Any]]:
-    """Run a worker with the build under test and return what it has reported; it must end well within `seconds`.
+    """Run a worker with the build under test and return its reports; it must end well within `seconds`.
 
-    In a long suite its progress shows on the terminal, and `out/long` keeps what it has reported.
+    In a long suite its progress shows on the terminal, and `out/long` keeps the reports.
     """
     environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path()}
     command = [sys.executable, str(WORKERS / worker), *options]
@@ -34,7 +34,7 @@ def lines_of(worker: str, *options: str, seconds: float) -> list[dict[str, Any]]
 
 
 def show(title: str, **figures: Any) -> None:
-    """Print figures, which a long suite leaves on the terminal."""
+    """Print figures, which remain on the terminal in a long suite."""
     table = Table("", title, box=box.SIMPLE, show_header=True)
     for name, figure in figures.items():
         table.add_row(name.replace("_", " "), str(figure))

@@ -1,4 +1,4 @@
-"""Handles that were written over: no rank reads or writes where it must not, none hangs, and all go on afterwards."""
+"""Overwritten handles: no rank reads or writes out of bounds, none hangs, and all continue afterwards."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PARTS = (
     *("rows_to_rank", "forwarded", "node_rows", "rank_prefix", "table"),
 )
 VALUES = {"huge": 2**30, "negative": -7, "next": None}
-"""What is stored into every element, or what each has and one more."""
+"""The value stored into every element; None increments each element."""
 NO_ROW = {("node_row", "negative"), ("table", "negative"), ("sent_ranks", "huge")}
-"""What says that there is no row, within bounds."""
+"""Combinations that mean "no row" and are within bounds."""
 WRONG = 1
-"""The rank whose handle it is."""
+"""The rank whose handle is overwritten."""
 
 
 def write_over(tensor: torch.Tensor, value: int | None) -> None:
-    """Change all elements; a handle's tensors may share memory with nothing else."""
+    """Change all elements; the tensors of a handle must not share memory with anything else."""
     if value is None:
         tensor.add_(1)
     else:
@@ -38,12 +38,12 @@ def write_over(tensor: torch.Tensor, value: int | None) -> None:
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_plan_written_over(part: str, value: str, arena: bool) -> None:
-    """Every part of it, on one rank, with outputs that the other ranks of its node see and with none that they do. What
-    is out of bounds is said, or makes no difference.
+    """Each part of it, on one rank, with outputs that the other ranks of its node see and with none. Values that are
+    out of bounds are reported or make no difference.
     """
 
     def call(buffer: deep_ep.Buffer, step: str, handle: Any) -> bool:
-        """Use the handle; False: it has failed, or what comes back is wrong."""
+        """Use the handle; return False if that fails or gives a wrong result."""
         rank = buffer.rank
         try:
             if step == "cached":
@@ -60,7 +60,7 @@ def test_a_plan_written_over(part: str, value: str, arena: bool) -> None:
         rank, ends = buffer.rank, {}
         for step in ("cached", "combine"):
             handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))[4]
-            group.barrier()  # a failure also ends what a slower rank is still at
+            group.barrier()  # a failure also ends calls that a slower rank is still in
             if rank == WRONG:
                 write_over(getattr(handle.plan, part), VALUES[value])
             try:

@@ -1,4 +1,4 @@
-"""What calls promise besides their values, which the named cases test, where rows go in two hops."""
+"""Guarantees of calls in two-hop mode besides their values, which the named cases test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_one_handle_for_combines_of_all_kinds(fabric: str) -> None:
             for weights in (False, True):
                 combined = trial.combine(buffer, rank, handle, biases, weights)
                 trial.check_combine(rank, combined, biases, weights)
-        assert all(torch.equal(was, now) for was, now in zip(before, handle)), "a handle is left as it was"
+        assert all(torch.equal(was, now) for was, now in zip(before, handle)), "a handle must not be modified"
 
     under_schedules(trial.case.ranks, on_each_rank)
 
@@ -60,7 +60,7 @@ def test_without_topk(fabric: str) -> None:
 @arenas
 @fabrics
 def test_other_rows_by_the_same_handle(fabric: str, arena_bytes: int | None) -> None:
-    """Of other values and of another size."""
+    """Rows with other values and of another size."""
     trial = Trial.of(BY_NAME["2x2_uneven"])
     factors = (2, -3)
 
@@ -80,7 +80,7 @@ def test_other_rows_by_the_same_handle(fabric: str, arena_bytes: int | None) -> 
 
 @fabrics
 def test_handles_of_two_routings_take_turns(fabric: str) -> None:
-    """Layers of a model: handles are used in the order in which they were made, and backwards."""
+    """As in the layers of a model, handles are used in the order of their creation and in reverse."""
     trials = [Trial.of(BY_NAME[name]) for name in ("2x2_uniform", "2x2_to_one_rank", "2x2_of_one_node")]
 
     def on_each_rank(group: Any) -> None:
@@ -98,7 +98,7 @@ def test_handles_of_two_routings_take_turns(fabric: str) -> None:
 @arenas
 @fabrics
 def test_inputs_may_change_once_it_has_returned(fabric: str, arena_bytes: int | None) -> None:
-    """Neither their owner's NIC nor a forwarder reads them any more."""
+    """Neither the NIC of their owner nor a forwarder still reads them."""
     trial = Trial.of(BY_NAME["2x2_uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -121,7 +121,7 @@ def test_inputs_may_change_once_it_has_returned(fabric: str, arena_bytes: int | 
 @arenas
 @fabrics
 def test_async_finish(fabric: str, arena_bytes: int | None) -> None:
-    """Calls queue up behind each other; results are complete once their event was waited for."""
+    """Calls are queued one after another; results are complete once their event has been waited for."""
     trial = Trial.of(BY_NAME["3x2_uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -134,12 +134,12 @@ def test_async_finish(fabric: str, arena_bytes: int | None) -> None:
 @arenas
 @fabrics
 def test_operations_finish_in_any_order(fabric: str, arena_bytes: int | None) -> None:
-    """Two micro-batches that overlap: both are open at once, finished in either order, with a combine and a cached
+    """Two overlapping micro-batches: both are open at once and finished in either order, with a combine and a cached
     dispatch in between. Each has more chunks than slots."""
     shape = Case("open", 4, 0, topk=2, experts=8, ranks_per_node=2, arena_bytes=arena_bytes)
     shapes = [replace(shape, tokens=(9, 0, 14, 5), hidden=8), replace(shape, tokens=(0, 16, 3, 7), hidden=16)]
     trials = [Trial.of(case, seed) for seed, case in enumerate(shapes)]
-    # Room for the larger rows in each of the regions.
+    # Room for the larger rows in each region.
     roomy = cramped(shapes[1], fabric, 1.0, regions=4)
 
     def on_each_rank(group: Any) -> None:
@@ -165,7 +165,7 @@ def test_operations_finish_in_any_order(fabric: str, arena_bytes: int | None) ->
 
 @fabrics
 def test_two_buffers_side_by_side(fabric: str) -> None:
-    """Operations of both are under way at once."""
+    """Operations of both are in flight at once."""
     trials = [Trial.of(BY_NAME["2x2_uniform"], seed) for seed in (1, 2)]
 
     def on_each_rank(group: Any) -> None:

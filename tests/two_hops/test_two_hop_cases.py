@@ -1,5 +1,5 @@
-"""Two hops against the oracle: every named case of several nodes, chunks of a few rows, arenas that only some ranks
-have, the order of summation. Under random schedules, over both fabrics that have nodes."""
+"""Two-hop mode against the oracle: every named case with several nodes, chunks of a few rows, arenas that only some
+ranks have, the order of summation. Under random schedules, over both fabrics that join nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on_each_rank(group: Any, trial: Trial, fabric: str) -> None:
     ],
 )
 def test_case(case: Case, fabric: str) -> None:
-    # Larger ones have fewer schedules: the small ones have the routings, these the numbers of nodes and ranks.
+    # Larger cases get fewer schedules: small cases cover routings, large ones cover numbers of nodes and ranks.
     few = {4: SCHEDULES, 8: max(1, SCHEDULES // 2), MANY_RANKS: max(1, SCHEDULES // 4)}
     count = next((few[ranks] for ranks in few if case.ranks <= ranks), 1)
     under_schedules(case.ranks, on_each_rank, Trial.of(case), fabric, count=count)
@@ -54,7 +54,7 @@ def test_a_schedule_replays(fabric: str) -> None:
 
 # --- chunks ---------------------------------------------------------------------------------------------------------
 
-# Streams of very different lengths. The bytes, in units of the least there may be, are for chunks of one to three rows.
+# Row streams of very different lengths. The bytes, in units of the minimum, allow chunks of one to three rows.
 CHUNKED = [
     (Case("2x2", 4, (41, 0, 13, 25), hidden=8, topk=3, experts=8, ranks_per_node=2), 1.0),
     (Case("3x2", 6, (17, 3, 0, 30, 9, 14), hidden=8, topk=4, experts=12, ranks_per_node=2), 1.7),
@@ -73,7 +73,7 @@ def in_chunks(group: Any, trial: Trial, fabric: str) -> None:
 @pytest.mark.parametrize("fabric", FABRICS)
 @chunked
 def test_many_chunks(case: Case, times: float, fabric: str, arena_bytes: int | None) -> None:
-    """More chunks of a stream than slots, and in the local hop too where no output lies in an arena."""
+    """A row stream has more chunks than slots, also in the local hop if no output is in an arena."""
     trial = Trial.of(replace(cramped(case, fabric, times), arena_bytes=arena_bytes))
     under_schedules(case.ranks, in_chunks, trial, fabric)
 
@@ -81,7 +81,7 @@ def test_many_chunks(case: Case, times: float, fabric: str, arena_bytes: int | N
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_arenas_that_are_full_on_some_ranks(fabric: str) -> None:
     """A forwarder stores into some outputs of its node and makes chunks for others; in combine it loads from some and
-    gets chunks from others. On one node the first rank's arena is full, on the other those of all but the first."""
+    gets chunks from others. On one node the arena of the first rank is full, on the other all but that one."""
     case = Case("full", 6, 14, topk=3, experts=12, ranks_per_node=3, arena_bytes=1 << 15)
     trial = Trial.of(cramped(case, fabric, 1.7))
 
@@ -95,7 +95,7 @@ def test_arenas_that_are_full_on_some_ranks(fabric: str) -> None:
             results = buffer.dispatch(**dispatch_arguments(trial.work, rank, config=config))
             trial.check_dispatch(rank, results)
             outside = buffer.stats()["arena_used"] - before < results[0].nbytes
-            assert outside == full or number < 6, "the case has lost its point"
+            assert outside == full or number < 6, "the case no longer mixes full and free arenas"
             trial.check_combine(rank, trial.combine(buffer, rank, results[4], config=config))
             if full:
                 kept.append(results)
@@ -112,7 +112,7 @@ def test_arenas_that_are_full_on_some_ranks(fabric: str) -> None:
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["arena", "local_chunks"])
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_sums_are_the_same_under_every_schedule(fabric: str, arena_bytes: int | None) -> None:
-    """Rows of such different sizes that another order of summation, or another number of roundings, gives other
+    """Magnitudes of rows differ so much that another order of summation, or another number of roundings, gives other
     bits."""
     case = Case(
         "order", 6, 5, topk=6, experts=6, routing="everywhere", ranks_per_node=3, arena_bytes=arena_bytes, cached=False
@@ -120,7 +120,7 @@ def test_sums_are_the_same_under_every_schedule(fabric: str, arena_bytes: int | 
     trial, tokens = Trial.of(case), [5] * case.ranks
     rows = [x.clone() for x in trial.expert.x]
     for first in (0, 3):
-        # Half of the elements: the first two cancel, so what the third loses depends on when it comes.
+        # Half of the elements: the first two cancel, so the loss of the third depends on its position.
         rows[first][:, :32] *= 2.0**20
         rows[first + 1][:, :32] = -rows[first][:, :32]
     weights = trial.expert.topk_weights
@@ -135,7 +135,7 @@ def test_sums_are_the_same_under_every_schedule(fabric: str, arena_bytes: int | 
     }
     for name, other in others.items():
         shows = [not oracle.same_bits(wrong.x, own.x) for wrong, own in zip(other, expected)]
-        assert all(shows), f"the case has lost its point: {name} gives the same bits"
+        assert all(shows), f"the case no longer distinguishes orders: {name} gives the same bits"
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, case, fabric)
@@ -151,7 +151,7 @@ def test_sums_are_the_same_under_every_schedule(fabric: str, arena_bytes: int | 
 
 
 def test_special_values() -> None:
-    """Node sums that overflow BF16, denormals, infinities, NaN and -0: what fp32 arithmetic and the roundings give."""
+    """Node sums that overflow BF16, denormals, infinities, NaN and -0 follow fp32 arithmetic and the roundings."""
     case = Case("special", 4, 8, topk=4, experts=4, routing="everywhere", ranks_per_node=2)
     trial = Trial.of(case)
     values = torch.tensor([0.0, -0.0, 3.3895e38, -3.3895e38, 1e-40, -1e-40, 1e-38, float("inf"), float("-inf"), 1.0])
@@ -166,7 +166,7 @@ def test_special_values() -> None:
         handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
         x, wanted = buffer.combine(rows[rank], handle)[0], expected[rank].x
         nan, zero = wanted.isnan(), torch.zeros((), dtype=torch.bfloat16)
-        assert nan.any() and wanted.isinf().any(), "the case has lost its point"
+        assert nan.any() and wanted.isinf().any(), "the case no longer covers special values"
         assert torch.equal(x.isnan(), nan)
         assert oracle.same_bits(x.where(~nan, zero), wanted.where(~nan, zero))
 

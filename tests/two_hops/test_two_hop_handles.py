@@ -1,5 +1,5 @@
-"""A handle of two hops is V1's tuple of 10, all of it there: against the oracle, as tensors, on other Buffers. So is
-one of rows that went straight to each rank."""
+"""A handle of two-hop mode is V1's complete tuple of 10: against the oracle, as tensors, on other Buffers. So is a
+handle of rows that went straight to each rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_elements(name: str) -> None:
         expected, received = trial.handles[rank], trial.received[rank]
         oracle.check_handle(handle, expected)
         assert all(element.is_contiguous() for element in handle)
-        # What callers read by index, and what other results say too.
+        # Elements that callers read by index, and that other results also contain.
         same("handle[-4]", handle[-4], expected.recv_gbl_rank_prefix_sum)
         same("rows per source", handle[6], received.rank_prefix_matrix[:, rank])
         same("rows per rank", handle[2], received.channel_prefix_matrix)
@@ -54,7 +54,7 @@ def test_elements(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["2x1_uniform", "2x2_uniform", "2x2_of_one_node", "2x3_holes"])
 def test_elements_where_rows_go_straight_to_each_rank(name: str) -> None:
-    """Those that do not speak of forwarding are the same; none is None."""
+    """Elements that do not concern forwarding are the same; none is None."""
     trial = Trial.of(replace(BY_NAME[name], hops=1))
     per_node = trial.case.ranks_per_node or 1
     handles = oracle.internode(trial.work, trial.received, per_node)
@@ -80,7 +80,7 @@ def test_elements_where_rows_go_straight_to_each_rank(name: str) -> None:
 
 
 class Keeper(torch.autograd.Function):
-    """Gives its backward's caller what autograd has kept of a handle's elements."""
+    """A function whose backward hands its caller the elements of a handle that autograd has saved."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, handle: Any, then: Any) -> torch.Tensor:
@@ -96,7 +96,7 @@ class Keeper(torch.autograd.Function):
 
 @pytest.mark.parametrize("fabric", ["ibgda", "weak"])
 def test_elements_serve_as_the_handle(fabric: str) -> None:
-    """As a tuple, as a list, as autograd gives them back, and by V1's other names."""
+    """As a tuple, as a list, as autograd returns them, and under V1's other names."""
     trial = Trial.of(BY_NAME["3x2_uniform"])
 
     def on_each_rank(group: Any) -> None:
@@ -160,7 +160,7 @@ def test_other_elements_are_refused() -> None:
 @pytest.mark.parametrize("destroyed", [False, True])
 @pytest.mark.parametrize(("fabric", "then"), [("ibgda", "weak"), ("weak", "ibgda"), ("ibgda", "ibgda")])
 def test_a_handle_of_another_buffer(fabric: str, then: str, destroyed: bool) -> None:
-    """Of the same nodes: of another fabric, of another size, with another arena."""
+    """The other Buffer has the same nodes but another fabric, another size, and another arena."""
     trial = Trial.of(BY_NAME["2x2_uneven"])
 
     def on_each_rank(group: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_handle_of_another_buffer(fabric: str, then: str, destroyed: bool) -> 
 
 @pytest.mark.parametrize("made_with", [{"hops": 1}, {"hops": 2, "ranks_per_node": 1}], ids=["one_hop", "other_nodes"])
 def test_a_handle_of_other_routes_is_refused(made_with: dict[str, int]) -> None:
-    """Rows that went otherwise have other routes back."""
+    """Rows that took another path have other return routes."""
     trial = Trial.of(CASE)
 
     def on_each_rank(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""Two hops without some ranks (P17): another rank of the node passes on what a rank that is left out would have."""
+"""Two-hop mode without some ranks (P17): another rank of the node forwards for a rank that is left out."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LOST = [
 
 
 def named(cases: list[tuple[Case, list[int]]]) -> Any:
-    """Parametrize by them; a sanitizer's build, in which they take ten times as long, has one of three."""
+    """Parametrize by the cases; sanitizer builds, which take ten times as long, get one of three."""
     cases = cases[::-3] if SANITIZED else cases
     names = [f"{case.name}_without_{'_'.join(map(str, lost))}" for case, lost in cases]
     return pytest.mark.parametrize(("case", "lost"), cases, ids=names)
 
 
 def go_on_without(group: Any, case: Case, fabric: str, trial: Trial, rest: Trial, lost: list[int]) -> None:
-    """On every rank: one round trip of all, then two without some."""
+    """Make one round trip with all ranks, and two without some; called on every rank."""
     buffer = make_buffer(group, case, fabric)
     round_trip_without(buffer, buffer.rank, trial, trial)
     barrier(group)
@@ -64,7 +64,7 @@ def test_ranks_are_left_out(case: Case, lost: list[int], fabric: str, arena_byte
     try_without(replace(case, arena_bytes=arena_bytes), lost, fabric, max(1, SCHEDULES // 4))
 
 
-# In the last ones a rank whose own place is another's in some node has the place of a third in its own.
+# In the last cases, a rank whose place another rank takes in some node takes the place of a third rank in its own node.
 IN_CHUNKS = [
     (Case("4x2", 8, (13, 31, 17, 0, 29, 8, 32, 16), topk=4, experts=16, ranks_per_node=2, **BASE), [0, 2, 3, 5]),
     (Case("2x3", 6, (38, 29, 33, 31, 27, 41), topk=4, experts=12, ranks_per_node=3, **BASE), [2, 3]),
@@ -76,13 +76,13 @@ IN_CHUNKS = [
 @pytest.mark.parametrize("fabric", FABRICS)
 @named(IN_CHUNKS)
 def test_in_many_chunks(case: Case, lost: list[int], fabric: str, arena_bytes: int | None) -> None:
-    """Of the least rows that there may be, so that slots of both roles are given back many times."""
+    """Chunks of as few rows as possible, so that slots of both roles are returned many times."""
     try_without(cramped(replace(case, arena_bytes=arena_bytes), fabric, 2.0), lost, fabric, PROTOCOL_SCHEDULES)
 
 
 @pytest.mark.once
 def test_whatever_ranks_are_left_out() -> None:
-    """At most half of each node, or all of it: twenty draws."""
+    """Twenty random draws that leave out at most half of each node, or all of it."""
     draw = random.Random(0)
     for _ in range(20):
         nodes, per_node = draw.choice([(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3)])
@@ -99,7 +99,7 @@ def test_whatever_ranks_are_left_out() -> None:
 
 
 def test_several_recoveries() -> None:
-    """One rank after the other: who passes on for whom changes with each."""
+    """One rank after another: the assignment of forwarders changes each time."""
     trial = Trial.of(BY_NAME["2x4_everywhere"])
     one, two = left_out(trial, [1]), left_out(trial, [1, 2])
 
@@ -112,13 +112,13 @@ def test_several_recoveries() -> None:
             if rank not in range(1, lost + 1):
                 buffer.recover([lost])
                 round_trip_without(buffer, rank, trial, rest)
-            barrier(group)  # a peer may still be in the call that has ended here
+            barrier(group)  # a peer may still be in the call that has already ended here
 
     run_ranks(8, on_each_rank)
 
 
 def test_more_than_half_of_a_node_is_refused() -> None:
-    """By name, on all ranks, before anything is changed: the Buffer is as it was."""
+    """It is refused on all ranks with the node named, before anything is changed: the Buffer stays as it was."""
     trial = Trial.of(BY_NAME["2x4_everywhere"])
 
     def on_each_rank(group: Any) -> None:
@@ -132,8 +132,8 @@ def test_more_than_half_of_a_node_is_refused() -> None:
 
 
 def test_rails_keep_a_node_whole() -> None:
-    """Where only ranks with the same place in their nodes reach each other, none takes another's place; but a node may
-    go.
+    """If only ranks with the same place in their nodes reach each other, no rank can take the place of another, but a
+    whole node may be left out.
     """
     trial = Trial.of(BY_NAME["2x4_everywhere"])
     second = [4, 5, 6, 7]
@@ -157,10 +157,10 @@ def test_rails_keep_a_node_whole() -> None:
 
 @pytest.mark.parametrize("lost", [[1], [0, 3]], ids=["one", "two"])
 def test_only_those_talk_that_pass_on_for_each_other(lost: list[int]) -> None:
-    """Messages between nodes: from each rank to the one that passes on for it, and back."""
+    """Messages between nodes only go from each rank to its forwarder, and back."""
     trial = Trial.of(BY_NAME["2x2_uniform"])
     rest = left_out(trial, lost)
-    # Of each node the ranks left, in their order, stand for those left out.
+    # In each node the remaining ranks, in order, stand in for those left out.
     left = [[rank for rank in (2 * node, 2 * node + 1) if rank not in lost] for node in (0, 1)]
     expected = {
         frozenset((rank, peer if peer in left[1 - rank // 2] else left[1 - rank // 2][0]))
@@ -185,7 +185,7 @@ def test_only_those_talk_that_pass_on_for_each_other(lost: list[int]) -> None:
 
 
 def test_arguments_are_those_of_all() -> None:
-    """What a call is given for ranks that are left out is dropped, in every way of calling."""
+    """Arguments that concern ranks that are left out are dropped, in every form of call."""
     trial = Trial.of(BY_NAME["2x2_uniform"])
     rest = left_out(trial, [2])
 

@@ -1,4 +1,4 @@
-"""Sequences of operations on one Buffer among nodes, drawn with their shapes, nodes, routings and schedule."""
+"""Random sequences of operations on one Buffer across nodes, with random shapes, nodes, routings and schedules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def on_each_rank(group: Any, scenario: Scenario, trials: list[Trial], largest: C
     run_program(make_buffer(group, largest, scenario.fabric, **options), scenario, trials)
 
 
-# Each has up to 8 ranks.
+# Each example has up to 8 ranks.
 @settings(max_examples=max(4, EXAMPLES // 4))
 @given(scenarios_on_nodes())
 def test_programs_on_nodes(scenario: Scenario) -> None:

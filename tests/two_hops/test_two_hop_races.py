@@ -1,4 +1,4 @@
-"""Two hops without Python: ranks of the native program, under many schedules and every build's checks."""
+"""Two-hop mode without Python: ranks of the native program, under many schedules and the checks of every build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of other types, with scales and ids of 32 bits, and outputs of a size that is known before, in two hops."""
+"""Rows of other types, with scales and 32-bit ids, and outputs of a size known in advance, in two-hop mode."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ arenas = pytest.mark.parametrize("arena_bytes", [None, 0], ids=["arena", "local_
 @fabrics
 @pytest.mark.parametrize("kind", KINDS)
 def test_fp8_with_scales(kind: str, fabric: str) -> None:
-    """Strides of every kind, ids of either size; every other kind in chunks of a few rows, and in local chunks."""
+    """Strides of every kind and ids of both sizes; every second kind in chunks of a few rows and in local chunks."""
     ids = (torch.int32, torch.int64)[KINDS.index(kind) % 2]
     case = Case("fp8", 4, (9, 0, 17, 6), topk=3, experts=8, ranks_per_node=2)
     if KINDS.index(kind) % 3:
-        # Chunks of FP8 rows with scales are a little longer than those of the case.
+        # Chunks of FP8 rows with scales are slightly longer than those of the case.
         case = replace(cramped(case, fabric, 1.6), arena_bytes=0)
     trial = Fp8Trial.of(case, kind, ids)
 
@@ -83,7 +83,7 @@ def test_worst_tokens(name: str, fabric: str, arena_bytes: int | None) -> None:
 
 @fabrics
 def test_too_few_rows_fail_on_every_rank(fabric: str) -> None:
-    """Before a row is sent, though a rank does not know what others receive."""
+    """Before a row is sent, although a rank does not know what others receive."""
     trial = Trial.of(BY_NAME["2x2_to_one_rank"])
     rows = trial.max_rows - 1
 
@@ -102,7 +102,7 @@ def test_too_few_rows_fail_on_every_rank(fabric: str) -> None:
 
 @fabrics
 def test_types_that_differ_are_told(fabric: str) -> None:
-    """Also on ranks that exchange no message with the one that differs."""
+    """Also to ranks that exchange no message with the deviating rank."""
     trial = Trial.of(BY_NAME["3x2_uniform"])
 
     def on_each_rank(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""Two hops among many nodes: rows, messages and work follow what a token needs, not the number of ranks."""
+"""Two-hop mode across many nodes: rows, messages and work depend on what a token needs, not on the number of ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 
 def among(nodes: int, tokens: int, **changes: Any) -> Case:
-    """Nodes of 8 ranks, an expert on each rank."""
+    """Return a case with nodes of 8 ranks and one expert per rank."""
     ranks = 8 * nodes
     sizes = {"hidden": 8, "experts": ranks, "num_nvl_bytes": 4 << 20, "arena_bytes": 1 << 20, "max_blocks": 2}
     return Case(f"{nodes}x8", ranks, tokens, ranks_per_node=8, **{**sizes, **changes})
@@ -34,7 +34,7 @@ def test_round_trip(nodes: int, fabric: str) -> None:
 
 
 def turns_of_copies(nodes: int, tokens: int) -> float:
-    """Turns of the executor, over the copies of tokens that dispatch makes for nodes."""
+    """Return the turns of the executor per copy of a token that dispatch makes for a node."""
     case = among(nodes, tokens, topk=8, num_nvl_bytes=8 << 20)
     work = build(case)
     experts = 8 * work.experts_per_rank
@@ -42,7 +42,7 @@ def turns_of_copies(nodes: int, tokens: int) -> float:
 
     def turns(calls: int) -> int:
         def on_each_rank(group: Any) -> None:
-            # A request arrives in one turn of the NIC, whatever its size.
+            # A request arrives in one turn of the NIC, regardless of its size.
             buffer = make_buffer(group, case, "ibgda", nic=deep_ep.NicOptions(mtu=1 << 20))
             for _ in range(calls):
                 buffer.dispatch(**dispatch_arguments(work, buffer.rank))
@@ -55,6 +55,6 @@ def turns_of_copies(nodes: int, tokens: int) -> float:
 
 @pytest.mark.long
 def test_work_of_a_copy_does_not_grow_with_ranks() -> None:
-    """With 128 tokens a rank, 256 ranks against 16: measured at 0.84 and 0.68 turns a copy."""
+    """With 128 tokens per rank, 256 ranks against 16: measured at 0.84 and 0.68 turns per copy."""
     few, many = turns_of_copies(2, 128), turns_of_copies(32 if LONG else 8, 128)
     assert many <= 1.5 * few, (few, many)

@@ -1,5 +1,5 @@
-"""What crosses the network in two hops, as the NICs count it: a row once for each node, between ranks of the same place
-in their nodes alone; messages that grow with nodes and chunks, not with ranks or tokens."""
+"""Network traffic of two-hop mode, as counted by the NICs: a row crosses once per node, only between ranks of the same
+place in their nodes; the number of messages grows with nodes and chunks, not with ranks or tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.once
 
 PHASES = ("dispatch", "cached", "combine")
 SIGNALS = {"dispatch": 3, "cached": 2, "combine": 2}
-"""To a peer, where a stream is one chunk: the counts, which only a dispatch has; the chunk; the region given back."""
+"""Messages to a peer if a row stream is one chunk: the counts, only in a dispatch; the chunk; the region's release."""
 
-# So much room that each stream is one chunk, whatever the size of its rows.
+# So much room that each row stream is one chunk, whatever the size of its rows.
 CASES = [
     Case("2x1", 2, (9, 14), topk=2, experts=4, ranks_per_node=1, hops=2),
     Case("2x2", 4, (12, 0, 7, 20), topk=4, experts=16, ranks_per_node=2),
@@ -37,14 +37,14 @@ Counters = dict[str, int]
 
 
 def work_of(case: Case) -> Workload:
-    """The same routes whatever the size of rows."""
+    """Return work with the same routes for any size of rows."""
     narrow = build(replace(case, hidden=8))
     return replace(narrow, x=[x.repeat(1, case.hidden // 8) for x in narrow.x])
 
 
 @functools.cache
 def counted(case: Case) -> list[dict[str, list[Counters]]]:
-    """By rank and phase: what it sends to each peer."""
+    """Return by rank and phase the counters of what it sends to each peer."""
     trial = Trial.of_workload(case, work_of(case))
 
     def on_each_rank(group: Any) -> dict[str, list[Counters]]:
@@ -54,7 +54,7 @@ def counted(case: Case) -> list[dict[str, list[Counters]]]:
 
         def end_of(phase: str) -> None:
             nonlocal sent
-            buffer.runtime.drain()  # what no operation waits for: the region given back
+            buffer.runtime.drain()  # the release of the region, for which no operation waits
             before, sent = sent, buffer.network_counters()
             phases[phase] = [{name: now[name] - was[name] for name in now} for now, was in zip(sent, before)]
 
@@ -71,8 +71,8 @@ def counted(case: Case) -> list[dict[str, list[Counters]]]:
 
 
 def rows_sent(case: Case) -> list[dict[str, list[int]]]:
-    """By rank and phase: the rows that go to each peer, without knowing the size of a message. With longer rows there
-    is as much more on the wire as so many rows are longer; all else depends on their number alone."""
+    """Return by rank and phase the number of rows that go to each peer, without knowing the size of a message. It
+    follows from the growth of the traffic with longer rows; all other traffic only depends on the number of rows."""
     longer = replace(case, hidden=case.hidden + 16)
     rows = []
     for few, many in zip(counted(case), counted(longer)):
@@ -89,7 +89,8 @@ def rows_sent(case: Case) -> list[dict[str, list[int]]]:
 
 
 def destinations(case: Case, ranks_of_one: int) -> list[list[int]]:
-    """By source and destination, each `ranks_of_one` ranks in a row: its tokens that go there, each counted once."""
+    """Return by source and destination, each a group of `ranks_of_one` consecutive ranks, the tokens that go there,
+    each counted once."""
     work = work_of(case)
     experts = work.experts_per_rank * ranks_of_one
     there = [[0] * (case.ranks // ranks_of_one) for _ in range(case.ranks)]
@@ -102,7 +103,7 @@ def destinations(case: Case, ranks_of_one: int) -> list[list[int]]:
 
 @each_case
 def test_a_row_crosses_once_for_each_node(case: Case) -> None:
-    """And so does a token's sum, on its way back."""
+    """So does the sum of a token on its way back."""
     per_node = case.ranks_per_node or 1
     to_node = destinations(case, per_node)
     for rank, rows in enumerate(rows_sent(case)):
@@ -115,7 +116,7 @@ def test_a_row_crosses_once_for_each_node(case: Case) -> None:
 
 @each_case
 def test_one_hop_for_comparison(case: Case) -> None:
-    """A row crosses once for each rank; which also shows that rows are counted right."""
+    """A row crosses once for each rank, which also shows that rows are counted correctly."""
     per_node = case.ranks_per_node or 1
     to_rank = destinations(case, 1)
     for rank, rows in enumerate(rows_sent(replace(case, hops=1))):
@@ -127,7 +128,7 @@ def test_one_hop_for_comparison(case: Case) -> None:
 
 @each_case
 def test_peers_and_messages_follow_nodes(case: Case) -> None:
-    """To any but the ranks of the same place in other nodes nothing is sent at all."""
+    """Nothing at all is sent to ranks other than those of the same place in other nodes."""
     per_node = case.ranks_per_node or 1
     for rank, phases in enumerate(counted(case)):
         for phase, peers in phases.items():
@@ -139,7 +140,7 @@ def test_peers_and_messages_follow_nodes(case: Case) -> None:
 
 
 def test_eight_nodes_of_eight() -> None:
-    """7 peers instead of 63, and neither tokens nor experts make a difference."""
+    """7 peers instead of 63, regardless of tokens and experts."""
     case = Case("8x8", 64, 2, hidden=8, topk=2, experts=64, ranks_per_node=8, num_nvl_bytes=8 << 20)
     test_peers_and_messages_follow_nodes(case)
     test_peers_and_messages_follow_nodes(replace(case, tokens=5, topk=6, experts=128))
@@ -147,7 +148,7 @@ def test_eight_nodes_of_eight() -> None:
 
 @pytest.mark.slow
 def test_thirty_two_nodes_of_eight() -> None:
-    """31 peers instead of 255, and to each as many messages as between two nodes."""
+    """31 peers instead of 255, each with as many messages as between two nodes."""
     sizes = {"hidden": 8, "topk": 2, "experts": 256, "num_nvl_bytes": 8 << 20, "max_blocks": 2}
     test_peers_and_messages_follow_nodes(Case("32x8", 256, 2, ranks_per_node=8, **sizes))
 
@@ -158,18 +159,18 @@ HEADER, RANK_MASK = 64, 128
 
 
 def pieces(size: int) -> int:
-    """Bytes of a part of a message."""
+    """Return the bytes of a part of a message."""
     return -(-size // 16) * 16
 
 
 def counts_bytes(case: Case) -> int:
-    """What a rank tells a forwarder: rows for each rank of its node, and for each expert there."""
+    """Return the bytes of counts to a forwarder: rows for each rank of its node, and for each expert there."""
     per_node = case.ranks_per_node or 1
     return HEADER + RANK_MASK + pieces(4 * per_node) + pieces(4 * case.experts // case.nodes)
 
 
 def chunk_bytes(case: Case, phase: str, rows: int) -> int:
-    """A chunk of so many node rows, between nodes."""
+    """Return the bytes of a chunk of `rows` node rows between nodes."""
     per_node = case.ranks_per_node or 1
     # In a dispatch: the index of the first row for each rank, and the set of ranks of each node row.
     routes = pieces(4 * per_node) + pieces(4 * rows * -(-per_node // 32))
@@ -180,7 +181,7 @@ def chunk_bytes(case: Case, phase: str, rows: int) -> int:
 
 @each_case
 def test_nothing_else_crosses(case: Case) -> None:
-    """Each message's bytes, as `csrc/wire/two_hops.h` lays it out."""
+    """The bytes of each message follow the layout in `csrc/wire/two_hops.h`."""
     rows = rows_sent(case)
     for rank, phases in enumerate(counted(case)):
         for phase, peers in phases.items():

@@ -1,4 +1,4 @@
-"""The conversions of device/bf16.h, which all targets share."""
+"""The conversions in device/bf16.h, which all targets share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAN = 0x7FFF
 
 
 def rounded(bits: torch.Tensor) -> torch.Tensor:
-    """Rounds fp32 values, given and returned as bits."""
+    """Round fp32 values, given and returned as bits."""
     bits = bits.to(torch.int32).contiguous()
     result = torch.empty(bits.numel(), dtype=torch.uint16)
     C.round_to_bf16(result.data_ptr(), bits.data_ptr(), bits.numel())
@@ -18,7 +18,7 @@ def rounded(bits: torch.Tensor) -> torch.Tensor:
 
 
 def by_torch(bits: torch.Tensor) -> torch.Tensor:
-    """torch rounds likewise, but has another NaN."""
+    """Return the result of torch, which rounds in the same way but has another NaN."""
     values = bits.to(torch.int32).view(torch.float32)
     expected = values.to(torch.bfloat16).view(torch.uint16).to(torch.int32)
     return torch.where(values.isnan(), NAN, expected)
@@ -39,7 +39,7 @@ def test_rounding_undoes_widening() -> None:
 
 
 def test_rounding_to_nearest_even() -> None:
-    """Just below, at and just above the middle between any two neighbours, of both signs and up to infinity."""
+    """Just below, at and just above the midpoint of any two adjacent values, of both signs and up to infinity."""
     every = torch.arange(1 << 16, dtype=torch.int64)
     for low in (0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
         bits = (every << 16 | low).to(torch.int32)

@@ -1,4 +1,4 @@
-"""Lists of CPUs, as DEEP_EP_PROXY_CPUS has them."""
+"""CPU lists, in the format of DEEP_EP_PROXY_CPUS."""
 
 from __future__ import annotations
 

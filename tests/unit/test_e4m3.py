@@ -1,4 +1,4 @@
-"""Rounding to float8_e4m3fn, in integers, gives what torch's does."""
+"""Integer rounding to float8_e4m3fn agrees with torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 
 def test_all_bfloat16_values() -> None:
-    """Too large ones, infinities too, become the largest; NaNs become one NaN."""
+    """Values that are too large, including infinities, become the largest one; NaNs become one NaN."""
     values = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).float()
     wanted = values.clamp(-MOST, MOST).to(torch.float8_e4m3fn).view(torch.uint8)
     got, nans = rounded(values), values.isnan()

@@ -1,4 +1,4 @@
-"""How chunks between nodes follow from what the way there is like, and what they take of memory."""
+"""How chunks between nodes follow from the properties of the link, and how much memory they need."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from places import ROOT
 
 INFINIBAND, EFA = deep_ep.Link(50e9, 10e-6), deep_ep.Link(50e9, 25e-6)
 ROWS = {"hidden_bytes": 2 * 7168, "num_topk": 8}
-"""DeepSeek-V3's: x, and 8 ids of 8 bytes with weights of 4; a token's number and the ranks that it is for are a word
-each."""
+"""A row of DeepSeek-V3: x, 8 ids of 8 bytes with weights of 4 bytes, and one word each for the index of the token and
+its ranks."""
 ROW_BYTES = 2 * 7168 + 8 * (8 + 4) + 4 + 4
 REGIONS = 2
 
@@ -28,7 +28,7 @@ def test_chunks_hold_bandwidth_times_round_trip(link: deep_ep.Link, nodes: int) 
     rows, _ = link.staging(**ROWS, num_experts=8 * nodes, num_ranks=8 * nodes, ranks_per_node=8)
     in_flight = link.bandwidth * link.round_trip
     wanted = ceil(in_flight / ((nodes - 1) * C.two_hops.SLOTS * ROW_BYTES))
-    # Not more than a put is efficient for.
+    # No larger than the size up to which puts become more efficient.
     assert rows == min(wanted, C.two_hops.MAX_CHUNK_BYTES // (ROW_BYTES + 32))
     if wanted == rows:
         assert (nodes - 1) * C.two_hops.SLOTS * rows * ROW_BYTES >= in_flight
@@ -48,7 +48,7 @@ def test_bytes_in_flight() -> None:
 def test_staging_of_8_nodes_of_8_ranks(link: deep_ep.Link) -> None:
     rows, region = link.staging(**ROWS, num_experts=256, num_ranks=64, ranks_per_node=8)
     assert REGIONS * region <= 64 << 20
-    # The formula: slots at both ends of the streams between nodes, two for each stream inside.
+    # The formula: slots at both ends of the row streams between nodes, two for each row stream inside.
     formula = (2 * 7 * C.two_hops.SLOTS + 64 * 2) * rows * ROW_BYTES
     assert formula <= region <= 1.03 * formula + (1 << 18)
 
@@ -68,7 +68,7 @@ def test_memory_is_linear_in_nodes() -> None:
     def region(nodes: int) -> int:
         return INFINIBAND.staging(2 * 7168, 8, 1024 // (8 * nodes) * 8 * nodes, 8 * nodes, 8)[1]
 
-    assert region(128) - region(64) <= 1.01 * 64 * (region(64) - region(63))  # all with chunks of one row
+    assert region(128) - region(64) <= 1.01 * 64 * (region(64) - region(63))  # all have chunks of one row
 
 
 @pytest.mark.parametrize("name", ["bandwidth", "round_trip"])

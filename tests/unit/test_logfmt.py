@@ -1,4 +1,4 @@
-"""Rounding to LogFMT, in integers, gives what its definition says, and is about as near as exact logarithms come."""
+"""Integer rounding to LogFMT follows its definition, and is about as accurate as exact logarithms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 
 def groups_of(octaves: float, count: int = 200) -> torch.Tensor:
-    """Groups whose magnitudes are even in their logarithms, from 2**-octaves to 1."""
+    """Return groups whose magnitudes are uniform on a log scale, from 2**-octaves to 1."""
     random = torch.Generator().manual_seed(int(octaves * 8))
     values = torch.exp2(-0.01 - octaves * torch.rand((count, GROUP), generator=random))
     signs = torch.where(torch.rand(values.shape, generator=random) < 0.5, -1.0, 1.0)
@@ -41,7 +41,7 @@ def test_the_definition(octaves: float) -> None:
 
 @pytest.mark.parametrize("octaves", [0.5, 3.5, 4.5, 8.0, 16.0, 31.5])
 def test_errors(octaves: float) -> None:
-    """Half a step; and by the mean of squares at most a tenth worse than codes of the exact logarithm."""
+    """At most half a step, and a mean square at most a tenth worse than that of codes from exact logarithms."""
     values = groups_of(octaves)
     exact, got = values.double(), rounded(values).double()
     if octaves < 510 / 128 - 0.1:
@@ -73,7 +73,7 @@ def test_equal_magnitudes() -> None:
 
 
 def test_subnormals() -> None:
-    """They are evenly spaced, as are their bits: alone they are exact, beside others as far as 32 powers of two go."""
+    """Their spacing is uniform, as is that of their bits: alone they are exact, with others within 32 powers of two."""
     values = torch.arange(GROUP, dtype=torch.int16).view(torch.bfloat16)
     assert torch.equal(rounded(values), values.float())
     values = torch.arange(0, 20 * GROUP, 20, dtype=torch.int16).view(torch.bfloat16)
@@ -87,7 +87,7 @@ def test_groups_that_stay_as_they_are(large: float) -> None:
     random = torch.Generator().manual_seed(1)
     values = (torch.randn(3 * GROUP, generator=random) / 16).to(torch.bfloat16)
     values[GROUP + 5] = large
-    values[GROUP + 6] = 1e-30  # also of any ratio
+    values[GROUP + 6] = 1e-30  # any ratio is allowed
     got = rounded(values)
     own = slice(GROUP, 2 * GROUP)
     assert torch.equal(got[own].nan_to_num(), values[own].float().nan_to_num())
@@ -97,8 +97,8 @@ def test_groups_that_stay_as_they_are(large: float) -> None:
 
 
 def test_the_difference_that_deep_ep_allows() -> None:
-    """Its test of LogFMT asks for less than 9e-4 of normally distributed results."""
+    """DeepEP's test of LogFMT requires less than 9e-4 for normally distributed results."""
     random = torch.Generator().manual_seed(1)
     values = (torch.randn((512, 7168), generator=random) / 8).to(torch.bfloat16)
-    exact, got = values.double() + 1, rounded(values).double() + 1  # as its calc_diff
+    exact, got = values.double() + 1, rounded(values).double() + 1  # as in its calc_diff
     assert 1 - 2 * (exact * got).sum() / (exact.square() + got.square()).sum() < 1e-6

@@ -1,4 +1,4 @@
-"""The table of paths between ranks, for few and for many."""
+"""The table of paths between ranks, for few and for many ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Job = tuple[list[list[str]], list[tuple[str, list[int]]]]
 
 
 def job(machines: int, of_each: int) -> Job:
-    """Paths within and between machines, and which ranks each machine has."""
+    """Return the paths within and between machines, and the ranks of each machine."""
     places = [(f"node{m}", [m * of_each + i for i in range(of_each)]) for m in range(machines)]
     ranks = machines * of_each
     routes = [["peer" if a // of_each == b // of_each else "proxy" for b in range(ranks)] for a in range(ranks)]
@@ -22,7 +22,7 @@ def job(machines: int, of_each: int) -> Job:
 def test_few_ranks() -> None:
     lines = matrix(*job(2, 2), 80)
     assert lines[:5] == ["   0123", "0  .PXX", "1  P.XX", "2  XX.P", "3  XXP."]
-    assert lines[5:] == ["P: peer, loads and stores", "X: proxy, a thread of the host posts"]
+    assert lines[5:] == ["P: peer, loads and stores", "X: proxy, a host thread posts"]
 
 
 def test_columns_are_numbered_from_top_to_bottom() -> None:
@@ -45,7 +45,7 @@ def test_paths_that_differ_within_a_pair_of_machines() -> None:
 
 
 def test_rows_that_are_equal_share_a_line() -> None:
-    # Two ranks each, so that a machine has a path to itself.
+    # Two ranks per machine, so that a machine has a path to itself.
     machines = [(f"node{m}", [m, (m + 1) % 70]) for m in range(70)]
     assert "0-69  " + "X" * 70 in matrix([["proxy"] * 70] * 70, machines, 80)
 

@@ -1,4 +1,5 @@
-"""What Buffers take of NVSHMEM's memory: at one place on all of their ranks, and not where another's rows may come."""
+"""The memory that Buffers take from NVSHMEM: at the same offset on all of their ranks, and never where rows of another
+Buffer may still arrive."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ SECONDS = 10.0
 
 
 class Gathering:
-    """Lets threads that stand for ranks exchange values."""
+    """An exchange of values among threads that stand for ranks."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=SECONDS)
@@ -39,7 +40,7 @@ class Gathering:
 
 @dataclass
 class Symmetric:
-    """Of one PE: NVSHMEM's allocations, which all PEs make in one order."""
+    """The symmetric heap of one PE, whose allocations all PEs make in the same order."""
 
     room: int = 1 << 20
     used: int = 4096
@@ -54,7 +55,7 @@ class Symmetric:
 
 @dataclass
 class Lease:
-    """Of a heap, and the outputs in it."""
+    """The lease of a heap and the outputs in it."""
 
     ended: bool = False
 
@@ -67,7 +68,7 @@ class World:
     heaps: list[Symmetric] = field(default_factory=lambda: [Symmetric() for _ in range(PES)])
 
     def take(self, pes: Sequence[int], size: int) -> list[Part]:
-        """What the ranks of a Buffer take, by rank; or what all of them raise."""
+        """Return the parts that the ranks of a Buffer take, or raise what they raise."""
         gathering = Gathering(len(pes))
 
         def on_rank(rank: int) -> Part:
@@ -97,7 +98,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_two_buffers_share_memory(seed: int) -> None:
-    """A Buffer's memory is another's only when all of its ranks have left it, and hold no output there."""
+    """Memory of a Buffer is reused only when all of its ranks have left it and hold no output in it."""
     draw, world = random.Random(seed), World()
     world.reserve(100_000)
     alive: list[tuple[tuple[int, ...], list[Part]]] = []
@@ -105,7 +106,7 @@ def test_no_two_buffers_share_memory(seed: int) -> None:
     for _ in range(60):
         if alive and draw.random() < 0.5:
             pes, parts = draw.choice(alive)
-            for part in parts:  # of some ranks, perhaps
+            for part in parts:  # perhaps only of some ranks
                 if draw.random() < 0.8:
                     part.left, part.lease.ended = True, draw.random() < 0.8
             if all(part.left and part.lease.ended for part in parts):
@@ -135,7 +136,7 @@ def test_what_all_have_left_is_taken_again() -> None:
     for part in first[:3]:
         part.left, part.lease.ended = True, True
     second = world.take((0, 1, 2, 3), 4096)
-    assert [part.offset for part in second] == [0] * 4 and second[0].block == 1, "one rank has not left it"
+    assert [part.offset for part in second] == [0] * 4 and second[0].block == 1, "one rank has not left the first"
     for part in (first[3], *second):
         part.left, part.lease.ended = True, True
     third = world.take((0, 1, 2, 3), 4096)
@@ -148,12 +149,12 @@ def test_a_smaller_buffer_takes_what_a_larger_one_has_left() -> None:
     for size in (10_000, 50_000, 20_000):
         for part in world.take((0, 1, 2, 3), size):
             part.left, part.lease.ended = True, True
-    assert len(world.pools[0].blocks) == 2, "of 10000 bytes, and of 50000"
-    assert world.take((0, 1, 2, 3), 8_000)[0].size == 10_000, "the smallest that will do"
+    assert len(world.pools[0].blocks) == 2, "expected blocks of 10000 and 50000 bytes"
+    assert world.take((0, 1, 2, 3), 8_000)[0].size == 10_000, "the smallest block that fits must be taken"
 
 
 def test_others_do_not_take_it() -> None:
-    """Of a Buffer of two ranks the third knows nothing: what it takes might still be written to."""
+    """The third rank knows nothing of a Buffer of two ranks: memory that it takes might still be written."""
     world = World()
     world.reserve(3 * 4096)
     first = world.take((0, 1), 4096)
@@ -177,7 +178,7 @@ def test_no_room() -> None:
 
 
 def test_no_room_on_one() -> None:
-    """No rank has a block that another lacks: blocks are told apart by their numbers."""
+    """No rank has a block that another lacks, because blocks are identified by their numbers."""
     world = World()
     world.heaps[2].room = 8192
     with pytest.raises(NvshmemError, match="symmetric heap has no room for 16384 bytes"):
@@ -187,7 +188,7 @@ def test_no_room_on_one() -> None:
 
 
 def test_memory_of_some_alone() -> None:
-    """A rank that was interrupted has not noted what the others have: no rank goes on to what all must call."""
+    """An interrupted rank has not recorded a block that the others have: no rank continues to the collective call."""
     world = World()
     world.reserve(8192)
     world.pools[1].blocks.pop()

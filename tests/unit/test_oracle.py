@@ -1,4 +1,4 @@
-"""The oracle itself, on cases worked out by hand."""
+"""The oracle itself, checked on cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def bf16(*values: float) -> torch.Tensor:
 
 
 def tiny() -> Workload:
-    """Two ranks, four experts; rank 0 has two tokens, rank 1 has three, one of them routed nowhere."""
+    """Return work for two ranks and four experts; rank 0 has two tokens, rank 1 has three, one of them unrouted."""
     return Workload(
         num_experts=4,
         x=[torch.stack([bf16(1), bf16(2)]), torch.stack([bf16(3), bf16(4), bf16(5)])],
@@ -70,7 +70,7 @@ def test_combine() -> None:
 
 
 def sum_of(*rows: float) -> tuple[float, float]:
-    """Combine one token that went to every rank; returns the model's sum and the exact one."""
+    """Combine one token that went to every rank; return the sum of the model and the exact one."""
     ranks = len(rows)
     silent = [torch.zeros(0, 1)] * (ranks - 1)
     none = [torch.zeros(0, ranks, dtype=torch.int64)] * (ranks - 1)
@@ -88,14 +88,14 @@ def sum_of(*rows: float) -> tuple[float, float]:
 
 
 def test_the_order_of_summation_shows() -> None:
-    """2^24 + 1 is not an fp32 number: the 1 is lost where it comes second and kept where it comes last."""
+    """2^24 + 1 is not an fp32 number: the 1 is lost if it is second and kept if it is last."""
     big = 2.0**24
     assert sum_of(big, 1.0, -big) == (0.0, 1.0)
     assert sum_of(big, -big, 1.0) == (1.0, 1.0)
 
 
 def test_rounding_is_once_to_nearest_even() -> None:
-    """1 + 2^-8 lies half way between two bf16 numbers: even is 1. Summing in bf16 would lose both small terms below."""
+    """1 + 2^-8 is halfway between two bf16 numbers, of which 1 is even. bf16 sums would lose both small terms below."""
     assert sum_of(1.0, 2.0**-8)[0] == 1.0
     assert sum_of(1.0, 2.0**-8, 2.0**-8)[0] == 1.0 + 2.0**-7
     assert sum_of(1.0, 2.0**-7, 2.0**-8)[0] == 1.0 + 2.0**-6
@@ -134,7 +134,7 @@ def test_every_case_is_what_its_shape_says(case) -> None:
         assert ((idx >= -1) & (idx < case.experts)).all()
         for row in idx.tolist():
             chosen = [expert for expert in row if expert >= 0]
-            assert len(set(chosen)) == len(chosen), "a token chooses an expert once"
+            assert len(set(chosen)) == len(chosen), "a token must not choose an expert twice"
     total = sum(len(part.x) for part in oracle.dispatch(work))
     assert total == sum(
         int(oracle.layout(idx, case.experts, case.ranks).num_tokens_per_rank.sum()) for idx in work.topk_idx

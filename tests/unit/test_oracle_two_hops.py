@@ -1,4 +1,4 @@
-"""The oracle of two hops: against plain loops over tokens, and sums worked out by hand."""
+"""The oracle of two-hop mode, against plain loops over tokens and sums worked out by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("2x1_uniform", "2x2_of_one_node", "2x2_holes", "3x2_uniform", "2x3_hole
 
 
 def rows_of(work: Workload, source: int) -> list[list[int]]:
-    """The ranks that each token of a source goes to."""
+    """Return the ranks to which each token of a source goes."""
     return [
         sorted({expert // work.experts_per_rank for expert in row if expert >= 0})
         for row in work.topk_idx[source].tolist()
@@ -26,11 +26,11 @@ def rows_of(work: Workload, source: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_handles(name: str) -> None:
-    """Streams as lists, which each node row is appended to."""
+    """Row streams are lists to which each node row is appended."""
     case = BY_NAME[name]
     per_node, work = case.ranks_per_node, build(case)
     assert per_node is not None
-    # By source and node: the tokens of the stream. By source and rank: those of the rows.
+    # By source and node: the tokens of the row stream. By source and rank: those of the rows.
     streams = {(s, n): [] for s in range(case.ranks) for n in range(case.nodes)}
     rows = {(s, r): [] for s in range(case.ranks) for r in range(case.ranks)}
     for source in range(case.ranks):
@@ -69,7 +69,7 @@ def test_handles(name: str) -> None:
 
 
 def rounded(value: numpy.float32) -> numpy.float32:
-    """To BF16 and back, by its bits: to nearest, ties to even."""
+    """Round to BF16 and back, on the bits: to nearest, ties to even."""
     bits = int(value.view(numpy.uint32))
     return numpy.uint32((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view(numpy.float32)
 
@@ -109,7 +109,7 @@ def test_sums(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["uniform", "uneven_tokens", "unrouted_selections"])
 def test_nodes_of_all_ranks_or_of_one_change_nothing(name: str) -> None:
-    """There nothing is summed before the owner has it."""
+    """In these cases nothing is summed before it reaches the owner."""
     trial = Trial.of(BY_NAME[name])
     tokens = [len(x) for x in trial.work.x]
     for per_node in (1, trial.case.ranks):
@@ -121,7 +121,7 @@ def test_nodes_of_all_ranks_or_of_one_change_nothing(name: str) -> None:
 
 
 def sum_of(*rows: float, owner: int = 0, ranks_per_node: int | None = 2) -> Combined:
-    """Combine one token, which went to every rank. Weights are the rows."""
+    """Combine one token that went to every rank. The weights equal the rows."""
     ranks = len(rows)
     tokens = [int(rank == owner) for rank in range(ranks)]
     work = Workload(
@@ -136,45 +136,45 @@ def sum_of(*rows: float, owner: int = 0, ranks_per_node: int | None = 2) -> Comb
 
 
 def test_another_nodes_sum_is_rounded_and_the_own_is_not() -> None:
-    """1 + 2^-8 lies half way between two BF16 numbers: even is 1."""
+    """1 + 2^-8 is halfway between two BF16 numbers, of which 1 is even."""
     small = 2.0**-8
     assert sum_of(small, 0.0, 1.0, small).x == 1.0
     assert sum_of(1.0, small, small, 0.0).x == 1.0 + 2 * small
     assert sum_of(small, 0.0, 1.0, small, owner=2).x == 1.0 + 2 * small
     assert sum_of(small, 0.0, 1.0, small, ranks_per_node=None).x == 1.0 + 2 * small
-    assert sum_of(small, 0.0, 1.0, small).topk_weights == 1.0 + 2 * small, "weights are never rounded"
+    assert sum_of(small, 0.0, 1.0, small).topk_weights == 1.0 + 2 * small, "weights must not be rounded"
 
 
 def test_the_order_of_summation_shows() -> None:
     """2^24 + 1 is not an fp32 number."""
     big = 2.0**24
-    # The own node comes in its place, not first.
+    # The owner's node is summed in its place, not first.
     assert sum_of(big, 0.0, 1.0, -big, owner=2).x == 0.0
-    # A node's sum is by ascending rank, from 0.
+    # A node sum goes by ascending rank, from 0.
     assert sum_of(0.0, 0.0, 0.0, big, 1.0, -big, ranks_per_node=3).x == 0.0
     assert sum_of(0.0, 0.0, 0.0, big, -big, 1.0, ranks_per_node=3).x == 1.0
-    # It is one term: 1 + 1 is not lost, though each would be.
+    # A node sum is one term: 1 + 1 is not lost, although each 1 would be.
     assert sum_of(big, 0.0, 1.0, 1.0).topk_weights == big + 2
     assert sum_of(big, 0.0, 1.0, 1.0, ranks_per_node=None).topk_weights == big
-    # But those of the own node are terms of their own.
+    # In the owner's node, each row is its own term.
     assert sum_of(big, 0.0, 1.0, 1.0, owner=2).topk_weights == big
 
 
 def test_the_bound_allows_two_roundings_and_no_more() -> None:
     small = 2.0**-8
-    # Both roundings by half a unit, the same way.
+    # Both roundings are by half a unit in the same direction.
     worst = sum_of(0.0, 0.0, 1.0, small, small, 0.0)
     error = (worst.x.double() - worst.exact).abs().item()
     assert error == 2 * small
-    assert worst.exact.abs().item() * small < 0.51 * error, "more than one rounding may do"
+    assert worst.exact.abs().item() * small < 0.51 * error, "the case must exceed a single rounding"
     assert error <= worst.tolerance.item() < 1.02 * error
-    # Of one's own node's ranks nothing is rounded on the way.
+    # Rows from ranks of the owner's node are not rounded on the way.
     assert sum_of(0.0, 1.0, small, ranks_per_node=3).tolerance.item() < 1.01 * small
 
 
 @pytest.mark.parametrize("per_node", [1, 2, 3, 6])
 def test_sums_are_within_the_bound(per_node: int) -> None:
-    """Rows of very different sizes and both signs, so that node sums are larger than the total."""
+    """Rows of very different magnitudes and both signs, so that node sums are larger than the total."""
     case = Case("bound", 6, 40, hidden=64, topk=6, experts=6, ranks_per_node=per_node)
     trial = Trial.of(case)
     random = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""Sets of ranks: what tests/native/rank_mask.cpp says of them at compile time."""
+"""Sets of ranks, with the compile-time checks of tests/native/rank_mask.cpp."""
 
 from __future__ import annotations
 

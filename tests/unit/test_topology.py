@@ -1,4 +1,4 @@
-"""Which ranks there are and how they reach each other: what all ranks see alike, and what each derives."""
+"""The ranks and how they reach each other: what all ranks agree on, and what each derives."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_ranks_of_several_machines_are_joined_by_the_proxy() -> None:
 
 
 def test_nodes_that_are_parts_of_machines_are_joined_by_what_is_nearest() -> None:
-    """Software NICs on a machine, the proxy between machines; the proxy everywhere where it is named."""
+    """Software NICs within a machine and the proxy between machines, or the proxy everywhere if it is named."""
     one = Topology.of(0, 4, DEVICE, None, 1, None, machines=[0, 0, 1, 1])
     assert (one.routes, one.networks) == (("peer", "ibgda", "proxy", "proxy"), ("ibgda", "proxy"))
     assert (one.nodes, one.hops) == (4, 1)
@@ -77,9 +77,9 @@ def test_nodes_that_are_parts_of_machines_are_joined_by_what_is_nearest() -> Non
     ("ranks_per_node", "machines", "said"),
     [
         (4, [0, 0, 1, 1], "ranks_per_node=4: expected a divisor of 2, the ranks of each machine"),
-        (None, [0, 1, 0, 1], r"machines \[0, 1, 0, 1\]; expected the ranks of a machine to be neighbours"),
-        (None, [0, 0, 1], "as many on each"),
-        (None, [0, 1, 1], "as many on each"),
+        (None, [0, 1, 0, 1], r"machines \[0, 1, 0, 1\]; expected the ranks of a machine to be consecutive"),
+        (None, [0, 0, 1], "equally many on each"),
+        (None, [0, 1, 1], "equally many on each"),
     ],
 )
 def test_what_several_machines_cannot_be(ranks_per_node: int | None, machines: list[int], said: str) -> None:

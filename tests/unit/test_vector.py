@@ -1,4 +1,4 @@
-"""What the CPU does instead of a warp: copies and row sums. Every version of the sum gives the same bits."""
+"""The CPU versions of warp operations: copies and row sums. All versions of the sum give the same bits."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SUM_VERSIONS = C.sum_instructions()
 
 
 def random_rows(count: int, elements: int, seed: int, special: bool = False) -> torch.Tensor:
-    """bfloat16 rows; with `special`, any bits at all: infinities, NaNs, subnormals, negative zeros."""
+    """Return bfloat16 rows; with `special`, of arbitrary bits: infinities, NaNs, subnormals, negative zeros."""
     generator = torch.Generator().manual_seed(seed)
     if special:
         return torch.randint(0, 1 << 16, (count, elements), generator=generator).to(torch.uint16).view(torch.bfloat16)
-    # Exponents so far apart that sums are not exact in fp32: else no order would show.
+    # Exponents so far apart that sums are inexact in fp32: otherwise the order would not show.
     scale = torch.exp2(torch.randint(-20, 20, (count, elements), generator=generator).float())
     return (torch.randn(count, elements, generator=generator) * scale).to(torch.bfloat16)
 
 
 def model(rows: torch.Tensor, biases: list[torch.Tensor]) -> torch.Tensor:
-    """The contract's order, step by step; bits, with the contract's NaN."""
+    """Sum in the specified order, step by step; return bits, with the specified NaN."""
     total = torch.zeros(rows.shape[1], dtype=torch.float32)
     for row in [*rows, *biases]:
         total = total + row.float()
@@ -34,7 +34,7 @@ def model(rows: torch.Tensor, biases: list[torch.Tensor]) -> torch.Tensor:
 
 
 def summed(rows: torch.Tensor, biases: list[torch.Tensor], version: str, offset: int = 0) -> torch.Tensor:
-    """The sum as bits; checks that nothing beside it is written."""
+    """Return the sum as bits; check that nothing else is written."""
     elements = rows.shape[1]
     buffer = torch.full((elements + 2 * GUARD,), 0xA5A5, dtype=torch.int32).to(torch.uint16)
     start = buffer.data_ptr() + 2 * (GUARD + offset)
@@ -66,7 +66,7 @@ def test_biases_come_last(biases: int, version: str) -> None:
 
 @pytest.mark.parametrize("version", SUM_VERSIONS)
 def test_the_order_shows(version: str) -> None:
-    """Another order gives other bits: the comparisons above can fail."""
+    """Another order gives other bits, so the comparisons above can fail."""
     rows = random_rows(6, 7168, seed=3)
     got = summed(rows, [], version)
     assert torch.equal(got, model(rows, []))

@@ -1,4 +1,4 @@
-"""Runs over the stand-in for the driver: what may come between a failure and the moment when its caller hears of it."""
+"""Runs over the stand-in for the driver: what may happen between a failure and its report to the caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ kept_alive: list[Any] = []
 
 
 def raised(call: Any) -> str:
-    """What a call raises, or nothing."""
+    """Return the error that a call raises, or an empty string."""
     try:
         call()
     except DeepEPError as error:
@@ -33,24 +33,24 @@ def raised(call: Any) -> str:
 
 
 def worst(rank: int, trial: Trial = TRIAL) -> dict[str, Any]:
-    """Arguments of a dispatch whose host waits for nothing."""
+    """Return the arguments of a dispatch that blocks on nothing on the host."""
     return dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
 
 
 def do_not_wait(device: Any, tensors: Any, *_: Any) -> EventHandle:
-    """As on a GPU, where the caller's stream waits for a call's end and the host does not."""
+    """Behave as on a GPU, where the caller's stream waits for a call's end and the host does not."""
     kept_alive.append(tensors)
     return EventHandle()
 
 
 def untold(group: Any, between: str) -> None:
-    """A Buffer fails and no call has said so. Another one that recovers, or is made, in between must not go on with
-    what the first has left."""
+    """A Buffer fails before any call has reported it. Another one that recovers, or is made, in between must not
+    continue with the results of the first."""
     first, other = (make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=timeout) for timeout in (1.0, 30.0))
     rank = first.rank
     group.barrier()
     if rank == 0:
-        kept_alive.append(first.dispatch(**worst(rank)))  # rank 1 does not come
+        kept_alive.append(first.dispatch(**worst(rank)))  # rank 1 does not call it
     group.barrier()
     if between == "recover":
         other.recover()
@@ -69,14 +69,14 @@ def untold(group: Any, between: str) -> None:
 
 
 def still_waiting(group: Any) -> None:
-    """A look at a Buffer whose own kernels still wait forgives nothing: one of them was queued behind the failure."""
+    """Checking a Buffer whose own kernels still wait clears nothing: one of them was queued after the failure."""
     first, other = (make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=timeout) for timeout in (1.0, 60.0))
     kept_alive.extend((first, other))
     rank = first.rank
     group.barrier()
     if rank == 0:
         kept_alive.append(other.dispatch(**worst(rank)))  # waits for rank 1, which is late
-        kept_alive.append(first.dispatch(**worst(rank)))  # rank 1 does not come
+        kept_alive.append(first.dispatch(**worst(rank)))  # rank 1 does not call it
         kept_alive.append(other.dispatch(**worst(rank)))
         time.sleep(2.0)
         assert raised(first.check)
@@ -86,12 +86,12 @@ def still_waiting(group: Any) -> None:
     if rank == 1:
         raised(lambda: kept_alive.extend(other.dispatch(**worst(rank)) for _ in range(2)))
     time.sleep(2.0)
-    assert raised(other.check), "an operation that was queued behind a failure has ended well"
+    assert raised(other.check), "an operation that was queued after a failure succeeded"
     group.barrier()
 
 
 def a_handle_in_a_graph(group: Any) -> None:
-    """A graph keeps the handle that it was captured with; and does not run once a rank of that handle is left out."""
+    """A graph keeps the handle that it was captured with, and does not run once a rank of that handle is left out."""
     buffer = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=5.0)
     rank = buffer.rank
     results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
@@ -107,7 +107,7 @@ def a_handle_in_a_graph(group: Any) -> None:
     out.zero_()
     graph.replay()
     buffer.check()
-    assert out.equal(TRIAL.received[rank].x), "the handle's memory is others' by now"
+    assert out.equal(TRIAL.received[rank].x), "the handle's memory has been reused"
     group.barrier()
     if rank == 1:
         buffer.destroy()
@@ -121,7 +121,7 @@ def a_handle_in_a_graph(group: Any) -> None:
 
 
 def a_graph_of_two_hops(group: Any, fabric: str) -> None:
-    """It was captured when every rank passed on what is its own: it does not run once one has another's place too."""
+    """A graph captured when every rank forwarded only for itself does not run once one also takes another's place."""
     buffer = make_buffer(group, TWO_HOPS.case, fabric, device="cuda", timeout=20.0)
     rank, lost, graph = buffer.rank, 3, pretend_gpu.Graph()
     arguments = worst(rank, TWO_HOPS)
@@ -144,7 +144,7 @@ def a_graph_of_two_hops(group: Any, fabric: str) -> None:
 
 
 class Interrupted:
-    """A runtime that Ctrl-C interrupts between the two meetings of a recovery."""
+    """A runtime that is interrupted as by Ctrl-C between the two meetings of a recovery."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -157,15 +157,15 @@ class Interrupted:
 
 
 def recoveries_that_fail_half_way(group: Any, fabric: str) -> None:
-    """Two in a row, so that the words of the generation that the second one was for lie in the bank of the one that the
-    ranks are still in. A graph that is replayed then leaves at once."""
+    """Two failed recoveries in a row, so that the words of the second one's generation are in the bank of the
+    generation that the ranks are still in. A graph that is replayed then exits at once."""
     buffer = make_buffer(group, TRIAL.case, fabric, device="cuda", timeout=2.0)
     rank, engine = buffer.rank, buffer._engine
     arguments, graph = worst(buffer.rank), pretend_gpu.Graph()
     with graph.capture():
         results = buffer.dispatch(**arguments)
     for attempt in range(2):
-        for caller in (0, 1) if attempt == 0 else (None,):  # one after the other, then together
+        for caller in (0, 1) if attempt == 0 else (None,):  # in turn, then together
             group.barrier()
             if caller not in (None, rank):
                 continue
@@ -198,7 +198,7 @@ def main() -> None:
         pretend_gpu.PretendGpu.order_caller_after = do_not_wait  # type: ignore[method-assign]
         run_ranks(2, still_waiting, device="cuda")
         print("ended", flush=True)
-        os._exit(0)  # what the kernels use is not theirs alone
+        os._exit(0)  # the kernels use memory that is not theirs alone
     for between in ("nothing", "recover", "make"):
         run_ranks(2, untold, between, device="cuda")
     run_ranks(2, a_handle_in_a_graph, device="cuda")

@@ -1,4 +1,4 @@
-"""Runs under torchrun, 3 processes: calls with async_finish go on while their caller does not."""
+"""Runs under torchrun, 3 processes: calls with async_finish make progress while their caller does not."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ kept_until_the_end: list[Any] = []
 
 
 def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial, sleep: Callable[[float], Any]) -> None:
-    """Rank 0 sleeps with calls on their way; the others' calls, which need its rows, end meanwhile."""
+    """Rank 0 sleeps with calls in flight; the others' calls, which need its rows, end meanwhile."""
     rank = buffer.rank
     dist.barrier()
     began = time.monotonic()
     results = buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=rank == 0)
     combined = trial.combine(buffer, rank, results[4], async_finish=rank == 0)
     if rank == 0:
-        assert time.monotonic() - began < SLEEP / 2, "the call has waited for its end"
+        assert time.monotonic() - began < SLEEP / 2, "the call waited for its own end"
         sleep(SLEEP)
         for event in (results[5], combined[2]):
             event.current_stream_wait()
-            event.current_stream_wait()  # once more is nothing
+            event.current_stream_wait()  # a second time has no effect
     else:
-        assert time.monotonic() - began < SLEEP, "rank 0 has slept, and its kernels with it"
+        assert time.monotonic() - began < SLEEP, "rank 0's kernels made no progress while it slept"
     trial.check_dispatch(rank, results)
     trial.check_combine(rank, combined)
 
@@ -46,7 +46,8 @@ def holding_the_gil(seconds: float) -> None:
 
 
 def one_that_waits_while_another_holds_the_gil(buffer: deep_ep.Buffer, trial: Trial) -> None:
-    """Rank 0 waits in a call, some other thread of it holds the GIL: the others' calls, which need its rows, end."""
+    """Rank 0 waits in a call while another of its threads holds the GIL: the others' calls, which need its rows,
+    end."""
     rank = buffer.rank
     handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
     dist.barrier()
@@ -58,15 +59,15 @@ def one_that_waits_while_another_holds_the_gil(buffer: deep_ep.Buffer, trial: Tr
     began = time.monotonic()
     trial.check_combine(rank, trial.combine(buffer, rank, handle))
     if rank == 0:
-        assert time.monotonic() - began > SLEEP, "the GIL has not been held"
+        assert time.monotonic() - began > SLEEP, "the GIL was not held"
         holder.join()
     else:
-        assert time.monotonic() - began < SLEEP / 2, "rank 0's kernels have waited for the GIL"
+        assert time.monotonic() - began < SLEEP / 2, "rank 0's kernels waited for the GIL"
 
 
 def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
-    """An interrupt ends the wait for a layout that is queued behind a call whose peers are late: what the layout's
-    kernel will use then stays, though the caller has nothing of it."""
+    """An interrupt ends the wait for a layout that is queued after a call whose peers are late: memory that the
+    layout's kernel will use stays allocated, although the caller has no reference to it."""
     rank, engine = buffer.rank, buffer._engine
     topk_idx, experts = trial.work.topk_idx[rank], trial.work.num_experts
     arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
@@ -88,12 +89,12 @@ def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
 
 
 def an_event_is_of_its_own_call(buffer: deep_ep.Buffer, trial: Trial) -> None:
-    """A call that was queued behind it may need what happens after the wait."""
+    """A call that was queued after it may need something that happens after the wait."""
     rank = buffer.rank
     arguments = dispatch_arguments(trial.work, rank)
     first = buffer.dispatch(**arguments, async_finish=True)
     if rank == 0:
-        # The host waits for a dispatch's counts, so what is queued behind it is a combine.
+        # The host waits for a dispatch's counts, so the call queued after it is a combine.
         second = trial.combine(buffer, rank, first[4], async_finish=True)
         first[5].current_stream_wait()
         dist.barrier()
@@ -114,13 +115,13 @@ def many_on_their_way(buffer: deep_ep.Buffer, trial: Trial) -> None:
     for results in reversed(on_their_way):
         results[5].current_stream_wait()
         trial.check_dispatch(rank, results)
-    # Calls of both kinds take turns.
+    # Calls of both kinds alternate.
     buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True)
     round_trip(buffer, rank, trial, 2)
 
 
 def other_threads_wait_and_watch(buffer: deep_ep.Buffer, trial: Trial) -> None:
-    """While one thread calls, another waits for the events, and a third asks for `stats` all the time."""
+    """While one thread makes calls, another waits for their events, and a third polls `stats`."""
     rank, calls = buffer.rank, 60
     handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -159,7 +160,7 @@ def other_threads_wait_and_watch(buffer: deep_ep.Buffer, trial: Trial) -> None:
 
 
 def an_event_of_another_buffer(buffer: deep_ep.Buffer, trial: Trial) -> None:
-    """What a call reads may be another one's result, if it is told to wait for it."""
+    """A call may read another Buffer's result if it is told to wait for it."""
     rank = buffer.rank
     other = make_buffer(dist.group.WORLD, trial.case, "peer")
     results = other.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True)
@@ -170,7 +171,8 @@ def an_event_of_another_buffer(buffer: deep_ep.Buffer, trial: Trial) -> None:
 
 
 def a_buffer_beside_one_that_was_broken_off(trial: Trial) -> None:
-    """One whose caller knows that it has failed, but not its kernels: on a CPU they run while some thread waits."""
+    """The caller knows that its Buffer has failed, but the kernels do not: on a CPU they run while some thread
+    waits."""
     broken = make_buffer(dist.group.WORLD, trial.case, "peer")
     rank = broken.rank
     dist.barrier()
@@ -184,7 +186,7 @@ def a_buffer_beside_one_that_was_broken_off(trial: Trial) -> None:
 
 
 def buffers_that_go(buffer: deep_ep.Buffer, trial: Trial) -> None:
-    """They hold up no call of another one: a Buffer that has served well, and one that has failed and told so."""
+    """Buffers being released delay no call of another: one that worked well, and one that failed and reported it."""
     rank = buffer.rank
     arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
     well, failed = (make_buffer(dist.group.WORLD, trial.case, "peer", timeout=4 * SLEEP) for _ in range(2))
@@ -201,7 +203,7 @@ def buffers_that_go(buffer: deep_ep.Buffer, trial: Trial) -> None:
         going.destroy()
         results.append(buffer.dispatch(**arguments, async_finish=True))
     if rank != 0:
-        assert time.monotonic() - began < SLEEP, "calls have waited for rank 0, which begins its own later"
+        assert time.monotonic() - began < SLEEP, "calls waited for rank 0, which begins its own later"
         dist.barrier()
     for one in results:
         one[5].current_stream_wait()
@@ -209,7 +211,7 @@ def buffers_that_go(buffer: deep_ep.Buffer, trial: Trial) -> None:
 
 
 def what_fails_later(trial: Trial) -> None:
-    """Told by the wait, or by the next call; the first time it is told, and by the Buffer from then on."""
+    """The wait or the next call reports it, whichever is first, and the Buffer does from then on."""
     for by in ("wait", "call", "destroy"):
         buffer = make_buffer(dist.group.WORLD, trial.case, "peer", timeout=1.0)
         rank = buffer.rank
@@ -250,7 +252,7 @@ def what_a_recovery_leaves_behind(trial: Trial) -> None:
 
 
 def the_process_ends(trial: Trial) -> None:
-    """With a call on its way that its peers do not join: they hear of it, and it does end."""
+    """With a call in flight that its peers do not join: they are notified, and the process does end."""
     buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
     rank = buffer.rank
     arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)

@@ -1,4 +1,4 @@
-"""Runs over the stand-in for the driver as it may behave at its worst: Buffers go on, or say what is the matter."""
+"""Runs over the stand-in for the driver at its worst permitted behavior: Buffers continue, or report the problem."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def note_of_the_timeout() -> str:
 
 
 def serial_cooperative_launches() -> None:
-    """Ranks wait for each other until the timeout, which says what to try: launches of the other kind."""
+    """Ranks wait for each other until the timeout, which suggests launches of the other kind."""
     os.environ["DOUBLE_COOPERATIVE_SERIAL"] = "1"
     note = note_of_the_timeout()
     assert note.startswith("2 ranks share this GPU: kernels that it does not run side by side wait for each other"), (
         note
     )
-    assert "by cooperative launches (DEEP_EP_LAUNCH)" in note, note
+    assert "with cooperative launches (DEEP_EP_LAUNCH)" in note, note
     os.environ["DEEP_EP_LAUNCH"] = "plain"
     run_ranks(2, warm_round_trip, device="cuda")
     del os.environ["DOUBLE_COOPERATIVE_SERIAL"], os.environ["DEEP_EP_LAUNCH"]
 
 
 def a_driver_that_is_shut_down() -> None:
-    """What is called then says so; what is dropped then goes quietly, and so does the process."""
+    """Calls made after that report it; objects released after that do so silently, and so does the process."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, "peer", device="cuda")
@@ -61,15 +61,15 @@ def a_driver_that_is_shut_down() -> None:
 
 
 def too_few_queues() -> None:
-    """Ranks share one: they wait for each other until the timeout, which names the variable."""
+    """Ranks share one queue: they wait for each other until the timeout, which names the variable."""
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     ctypes.CDLL("libcuda.so.1").cuInit(0)
     note = note_of_the_timeout()
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=32, of use only if set before CUDA is" in note, note
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=32, which works only if set before CUDA starts" in note, note
 
 
 def little_shared_memory() -> None:
-    """A block keeps something of every rank there: how many ranks that allows is computed, and said."""
+    """A block keeps data for every rank in shared memory: the maximum number of ranks is computed, and reported."""
     os.environ["DOUBLE_SHARED_BYTES"] = "2048"
 
     def on_each_rank(group: Any) -> None:

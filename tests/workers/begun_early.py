@@ -1,5 +1,5 @@
 """Under torchrun, 4 processes as 2 nodes: one begins a call with a hook, and waits for the others outside the library
-before they begin theirs. What it has to forward is forwarded meanwhile."""
+before they begin theirs. The rows that it must forward are forwarded meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
             def end(hook: Callable[[], None], early: bool = early) -> None:
                 if early:
                     dist.barrier()  # the others begin
-                    dist.barrier()  # and end, for which they need what this one forwards
+                    dist.barrier()  # and end, which needs this rank to forward
                 hook()
                 if not early:
                     dist.barrier()

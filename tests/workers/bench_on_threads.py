@@ -1,4 +1,4 @@
-"""Runs over the stand-in for the driver: the GPU's benchmark, on ranks that are threads, with a clock of the CPU."""
+"""Runs over the stand-in for the driver: the GPU's benchmark, on ranks that are threads, with the CPU's clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deep_ep_py.bench.results import report
 
 
 class CpuTimer:
-    """What GpuTimer does, where calls have ended when they return."""
+    """A replacement for GpuTimer where calls have ended when they return."""
 
     def __init__(self, ranks: Any) -> None:
         self._ranks = ranks

@@ -1,5 +1,5 @@
-"""Runs over the stand-in for the driver: what the canary's own process does, with kernels that are not compiled. Once
-for each argument, as "NAME=VALUE": what the driver does worse than it must; else once.
+"""Runs over the stand-in for the driver: the work of the canary's own process, with kernels that are not compiled. Runs
+once for each argument "NAME=VALUE", a fault that makes the driver behave badly; without arguments once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs under torchrun: a MoE layer compiled in one piece does what it does in eager mode, forwards and backwards."""
+"""Runs under torchrun: a MoE layer compiled as a single graph matches eager mode, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HIDDEN, EXPERTS, TOPK = 32, 4, 2
 
 
 def forward_and_backward(layer: Callable[[Tensor], Tensor], weights: list[Tensor], x: Tensor) -> list[Tensor]:
-    """The output and all gradients."""
+    """Return the output and all gradients."""
     for weight in weights:
         weight.grad = None
     leaf = x.clone().requires_grad_()
@@ -26,7 +26,7 @@ def forward_and_backward(layer: Callable[[Tensor], Tensor], weights: list[Tensor
 
 
 def check(layer: moe.MoELayer, backend: str, rank: int) -> None:
-    """Compile it; compare for two sizes, which must not compile it twice."""
+    """Compile the layer and compare for two sizes, which must not cause a second compilation."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
@@ -38,7 +38,7 @@ def check(layer: moe.MoELayer, backend: str, rank: int) -> None:
         for mine, theirs in zip(fast, eager):
             if backend == "aot_eager":
                 assert torch.equal(mine, theirs), "the same kernels"
-            # A compiler's float32 may differ in the last bit, and turn the rounding of a BF16 element around.
+            # A compiler's float32 may differ in the last bit, and flip the rounding of a BF16 element.
             torch.testing.assert_close(mine, theirs, rtol=2**-7, atol=2**-7)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
@@ -54,7 +54,7 @@ def main() -> None:
     experts = moe.Experts(rank * EXPERTS // ranks, EXPERTS // ranks, HIDDEN, 16)
     gate = moe.Gate(HIDDEN, EXPERTS, TOPK)
     with deep_ep.Buffer(dist.group.WORLD, num_nvl_bytes=1 << 20) as buffer:
-        # One is enough of a compiler that takes its time: sizes that are not known are the harder case.
+        # One suffices for a slow compiler: unknown sizes are the harder case.
         for worst in (0, 80) if backend == "aot_eager" else (0,):
             check(moe.MoELayer(gate, experts, EXPERTS, ops.register(buffer), worst), backend, rank)
     print(f"rank {rank} is done")

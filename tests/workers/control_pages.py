@@ -1,5 +1,5 @@
-"""Ranks of their own processes whose NICs carry the rows: the pages at which hosts and failing kernels would tell an
-unmapped rank something are taken away from all but the control plane, which has mappings of its own.
+"""Ranks as processes whose NICs carry the rows: the pages through which hosts and failing kernels would notify an
+unmapped rank are unmapped for everything except the control plane, which has mappings of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def take_pages_away(buffer: deep_ep.Buffer) -> None:
-    """An access through the heap of a rank that is not mapped ends this process from now on."""
+    """Make any access through the heap of an unmapped rank crash this process from now on."""
     runtime, topology = buffer.runtime, buffer._engine.topology
     for peer in range(RANKS):
         if topology.mapped[peer]:
@@ -38,14 +38,14 @@ def take_pages_away(buffer: deep_ep.Buffer) -> None:
 
 
 def works(buffer: deep_ep.Buffer, trial: Trial) -> None:
-    """A dispatch and a combine return what they must."""
+    """Check the results of a dispatch and a combine."""
     results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
     trial.check_dispatch(buffer.rank, results)
     trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, results[4]))
 
 
 def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
-    """What a dispatch raises."""
+    """Return the error that a dispatch raises."""
     try:
         buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
     except deep_ep.DeepEPError as error:
@@ -54,11 +54,11 @@ def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
 
 
 def life(hub: Hub, trial: Trial) -> None:
-    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, another recovery."""
+    """Take a Buffer through calls, mismatched calls, a recovery, a rank that leaves, and another recovery."""
     buffer = make_buffer(None, trial.case, "ibgda", comm=hub, timeout=20.0)
     take_pages_away(buffer)
     works(buffer, trial)
-    hub.allgather(None)  # a mismatch also ends what a slower rank has not finished
+    hub.allgather(None)  # a mismatch also aborts calls that a slower rank has not finished
     message_of(buffer, NARROW if hub.rank == 1 else trial)
     buffer.recover()
     works(buffer, trial)

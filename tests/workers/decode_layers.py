@@ -1,4 +1,4 @@
-"""Runs under torchrun: decode layers whose micro-batches two threads drive in turns, and one that is compiled."""
+"""Runs under torchrun: decode layers whose micro-batches two threads drive in turn, and one that is compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from low_latency import BF16, CASTS, Sizes, Work, make_buffer
 
 
 def in_turns(layer: moe.DecodeLayer, batches: list[tuple[Tensor, ...]]) -> list[Tensor]:
-    """Each thread begins and computes its own micro-batch, and receives what is sent for the other's."""
+    """Have each thread begin and compute its own micro-batch, and receive for the other's."""
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
         own, others = (first, second), (second, first)
         begun = [thread.submit(layer.begin, *batch).result() for thread, batch in zip(own, batches)]

@@ -1,6 +1,6 @@
-"""Two ranks as processes of their own, whose children end in all the ways that Python's do; a line of JSON per way.
+"""Two ranks as processes, whose children end in all the ways that Python's do; prints a line of JSON per way.
 
-Run with a rank and a file descriptor to talk to the parent by; without, it is that parent.
+Run with a rank and a file descriptor connected to the parent; without arguments, it is that parent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRIAL = Trial.of(Case("forked", RANKS, 24, hidden=64, topk=2, experts=2 * RANKS,
 
 
 def check_refused(buffer: deep_ep.Buffer, handle: Any, rank: int, maker: int) -> None:
-    """Make the calls of a Buffer in a child: each must say why it cannot be."""
+    """Make a Buffer's calls in a child: each must report why it is not possible."""
     calls: dict[str, Callable[[], Any]] = {
         "layout": lambda: buffer.get_dispatch_layout(TRIAL.work.topk_idx[rank], TRIAL.work.num_experts),
         "dispatch": lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)),
@@ -53,11 +53,11 @@ def check_refused(buffer: deep_ep.Buffer, handle: Any, rank: int, maker: int) ->
             expected = f"this Buffer belongs to process {maker}; it cannot be used in a forked child"
             assert expected in str(error), (name, error)
         else:
-            raise AssertionError(f"{name} went on in a child")
+            raise AssertionError(f"{name} succeeded in a child")
 
 
 class Child:
-    """What a child does: all that could act for its parent, then it ends."""
+    """A child that does everything that could act for its parent, then ends."""
 
     def __init__(self, buffer: deep_ep.Buffer, rank: int) -> None:
         self.buffer: deep_ep.Buffer | None = buffer
@@ -74,7 +74,7 @@ class Child:
 
 
 class Numbers(Dataset):
-    """Loaded by workers that are forked from a rank."""
+    """A dataset loaded by workers that are forked from a rank."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -90,7 +90,7 @@ class Numbers(Dataset):
 
 
 def by_fork(child: Child) -> None:
-    """End as a program does, with all that its exit runs."""
+    """End as a program does, with everything that runs at exit."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -117,19 +117,19 @@ def by_loader(child: Child) -> None:
 
 
 def by_a_dying_body(child: Child) -> None:
-    """End in the body of a `with` statement, by an exception that it must not tell of."""
+    """End in the body of a `with` statement, by an exception that the child must not report to other ranks."""
     assert child.buffer is not None
     pid = os.fork()
     if pid == 0:
         with child.buffer:
             sys.exit(3)
-    assert os.waitpid(pid, 0)[1] >> 8 == 3, "what ended the body did not end the child"
+    assert os.waitpid(pid, 0)[1] >> 8 == 3, "the exception in the body did not end the child"
 
 
 TRIALS = (
     ("fork", "peer", by_fork),
-    ("fork", "ibgda", by_fork),  # with a thread that stands for a NIC
-    *((("fork", "proxy", by_fork),) if C.proxy_providers() else ()),  # with a thread, and sockets of a network's
+    ("fork", "ibgda", by_fork),  # with a thread that acts as a NIC
+    *((("fork", "proxy", by_fork),) if C.proxy_providers() else ()),  # with a thread, and a network's sockets
     ("Process", "peer", by_process),
     ("DataLoader", "peer", by_loader),
     ("with", "peer", by_a_dying_body),
@@ -137,7 +137,8 @@ TRIALS = (
 
 
 def be_a_rank(rank: int, parent: Connection) -> None:
-    """Make a Buffer for each way; rank 0's child ends while rank 0 has a dispatch on its way, then all goes on."""
+    """Make a Buffer for each way; rank 0's child ends while rank 0 has a dispatch in flight, then everything
+    continues."""
     hub = Hub(rank, RANKS, parent)
     for name, fabric, way in TRIALS:
         error = None
@@ -161,7 +162,7 @@ def be_a_rank(rank: int, parent: Connection) -> None:
 
 
 def run_ranks() -> None:
-    """Start the ranks, bring them together, and print what became of them."""
+    """Start the ranks, connect them, and print their outcomes."""
     connections, processes = [], []
     for rank in range(RANKS):
         ours, theirs = Pipe()
@@ -191,7 +192,7 @@ def run_ranks() -> None:
                 gathered.clear()
     finally:
         for process in processes:
-            with suppress(ProcessLookupError):  # a child that hung goes too
+            with suppress(ProcessLookupError):  # also kills a child that hung
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

@@ -1,4 +1,4 @@
-"""Named cases on a GPU, of either mode, for tools that watch every access of the kernels. Ranks are threads, and launch
+"""Named cases of either mode on a GPU, for tools that watch every access of the kernels. Ranks are threads, and launch
 together.
 """
 
@@ -13,7 +13,7 @@ from gpu_ranks import on_each_rank
 from harness import Trial
 
 TIMEOUT = 60.0
-"""Seconds: kernels that are watched are slow."""
+"""Seconds: kernels under such tools are slow."""
 
 
 def main() -> None:

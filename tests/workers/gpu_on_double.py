@@ -1,6 +1,6 @@
-"""Runs over the stand-in for the driver what is for a GPU: "pytest" with its arguments, or another of these workers.
+"""Runs programs meant for a GPU over the stand-in for the driver: "pytest" with its arguments, or another worker.
 
-What torch does on a GPU it does on the CPU, and streams are in no order: each call waits for its kernels.
+Torch's GPU work runs on the CPU, and streams impose no order: each call waits for its kernels.
 """
 
 from __future__ import annotations

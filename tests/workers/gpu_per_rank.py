@@ -1,9 +1,9 @@
-"""Runs under torchrun, over the stand-in for the driver: a benchmark's command line, on ranks with a GPU each.
+"""Runs under torchrun, over the stand-in for the driver: a benchmark's command line, on ranks with one GPU each.
 
     gpu_per_rank.py bench|rates all|own|shared OPTIONS
 
-All ranks see as many GPUs as there are ranks, or each sees one that is its own, or each the same one. With MACHINES=2
-in the environment they believe to be on so many machines; with PROBE_CUBIN there is NVSHMEM, and ConnectX NICs in the
+All ranks see as many GPUs as there are ranks, or each sees one of its own, or all see the same one. With MACHINES=2 in
+the environment they appear to be on that many machines; with PROBE_CUBIN there is NVSHMEM, and ConnectX NICs in the
 folder NICS.
 """
 
@@ -26,12 +26,12 @@ from deep_ep_py.nvshmem import choice
 
 
 def measure_copy() -> float:
-    """Another figure on each rank."""
+    """Return a different figure on each rank."""
     return 100.0 + int(os.environ["RANK"])
 
 
 class ScriptedTimer:
-    """What EventTimer does, with times made up: rank 0's are half of the slowest rank's."""
+    """A replacement for EventTimer with fabricated times: rank 0's are half of the slowest rank's."""
 
     script = times()
 
@@ -43,7 +43,7 @@ class ScriptedTimer:
 
 
 def be_on_machines(count: int) -> int:
-    """Take this machine for one of several, by what torchrun sets, and by what Buffers ask. Returns which."""
+    """Make this machine appear as one of several, to torchrun's variables and to Buffers. Returns its index."""
     rank, near = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) // count
     os.environ.update(LOCAL_RANK=str(rank % near), LOCAL_WORLD_SIZE=str(near))
     start.machine_name = lambda: f"machine {rank // near}"  # type: ignore[assignment]
@@ -51,7 +51,7 @@ def be_on_machines(count: int) -> int:
 
 
 def have_nvshmem() -> None:
-    """Take the probe that NVRTC has compiled; the stand-in's heaps are small."""
+    """Use the probe that NVRTC has compiled; the stand-in's heaps are small."""
     pretend_gpu.take_compiled_probe()
     choice._NICS = Path(os.environ.get("NICS", "/nowhere"))
     gpu_normal._ARENA_SLACK = gpu_low_latency._ARENA_SLACK = 4 << 20

@@ -1,5 +1,6 @@
-"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: the GPUs of odd and even ranks of a machine
-reach each other without native atomics. Both modes, checked against the oracle. MACHINES in the environment: how many.
+"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: the GPUs of a machine's odd and even ranks
+access each other without native atomics. Both modes, checked against the oracle. MACHINES: their number, from the
+environment.
 
     gpus_over_pcie.py own|nvshmem
 """

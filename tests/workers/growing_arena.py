@@ -1,5 +1,5 @@
-"""Runs over the stand-in for the driver: an arena that begins too small grows by what calls have missed (P10). Under
-torchrun ranks are processes, which map each other's pieces; else threads, which share them.
+"""Runs over the stand-in for the driver: an arena that begins too small grows by what calls have lacked (P10). Under
+torchrun ranks are processes, which map each other's pieces; otherwise threads, which share them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pretend_gpu import PretendGpu
 
 GRANULARITY = 2 << 20
 RANKS = 3
-# What comes before the arena, and 40 KiB of it, are the heap's first piece. Each rank receives some 60 KiB.
+# The heap's first piece holds everything before the arena, and 40 KiB of it. Each rank receives some 60 KiB.
 CASE = Case("grows", RANKS, 48, hidden=512, topk=2, experts=2 * RANKS, num_nvl_bytes=GRANULARITY - (48 << 10))
 TRIALS = [Trial.of(CASE, seed) for seed in (1, 2, 3)]
 FIRST, MOST = 32 << 10, 2 * GRANULARITY
 
 
 class Ranks:
-    """What a scenario needs besides a Buffer, from one rank's side."""
+    """A rank's view of a scenario, besides its Buffer."""
 
     def __init__(self, group: Any, processes: bool) -> None:
         self.group, self.processes = group, processes
@@ -47,7 +47,7 @@ class Ranks:
         return make_buffer(self.group, CASE, "peer", device="cuda", **{"arena_bytes": None, **options})
 
     def mapped(self) -> int:
-        """How many pieces, first ones included, all processes have mapped of others so far."""
+        """Return how many pieces, including first ones, all processes have mapped from others so far."""
         self.barrier()
         count = Path(os.environ["DOUBLE_LOG"]).read_text().count("cuMemImportFromShareableHandle")
         self.barrier()
@@ -62,7 +62,7 @@ def dispatch(buffer: Buffer, trial: Trial, **options: Any) -> tuple[Any, ...]:
 
 
 def how(buffer: Buffer, call: Callable[[], Any]) -> str:
-    """Whether a call's rows went straight to where they stay."""
+    """Return whether a call's rows went directly to their destination."""
     before = buffer.stats()
     call()
     after = buffer.stats()
@@ -71,13 +71,13 @@ def how(buffer: Buffer, call: Callable[[], Any]) -> str:
 
 
 def all_pieces(ranks: Ranks, growths: int) -> int:
-    """What processes map if every rank has grown so often. Threads share heaps."""
+    """Return the number of mappings if every rank has grown so often. Threads share heaps, so they map none."""
     return (1 + growths) * RANKS * (RANKS - 1) if ranks.processes else 0
 
 
 def grows(ranks: Ranks) -> None:
-    """Too large at first, it goes in rounds; direct from the next dispatch on whose counts the host waits for. Outputs
-    outlive the Buffers.
+    """A call that does not fit at first takes rounds; calls are direct from the next dispatch on whose counts the host
+    waits for. Outputs outlive the Buffers.
     """
     kept = fill(ranks)
     ranks.barrier()
@@ -101,11 +101,11 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     assert buffer.stats()["arena_growths"] == 1 and buffer.stats()["arena_bytes"] == least + GRANULARITY
     handle = kept[0][1][4]
     assert how(buffer, lambda: trial.check_combine(rank, trial.combine(buffer, rank, handle))) == "rounds"
-    # None of these has a host that waits: no rank maps what is there.
+    # The host waits in none of these, so no rank maps the pieces that exist.
     again = trial.work.x[rank]
     assert how(buffer, lambda: trial.check_cached(rank, buffer.dispatch(again, handle=handle))) == "rounds"
     assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=max_rows)) == "rounds"
-    buffer.warmup(CASE.hidden, CASE.topk)  # ranks meet over the sockets that have the pieces
+    buffer.warmup(CASE.hidden, CASE.topk)  # ranks meet over the sockets that carry the pieces
     graph = pretend_gpu.Graph()
     with graph.capture():
         in_graph, kept_by_graph = dispatch_in_graph(buffer, other, max_rows)
@@ -123,7 +123,7 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     del kept_by_graph
     assert buffer.stats()["arena_growths"] == 1
 
-    # To the end: outputs that are kept fill it, and more than it may have there never is.
+    # Until the arena is full of kept outputs; it never grows beyond its maximum.
     seen = []
     for turn in range(60):
         seen.append(how(buffer, call(TRIALS[turn % 3])))
@@ -131,7 +131,7 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     assert "rounds" not in seen[:10] and seen.count("rounds") > 5 and set(seen[-5:]) == {"rounds"}, seen
     assert buffer.stats()["arena_bytes"] == MOST and buffer.stats()["arena_growths"] == 2
     del kept[10:20]
-    assert how(buffer, call(trial)) == "direct", "what has been given back is there again"
+    assert how(buffer, call(trial)) == "direct", "released memory is available again"
     for trial, results in kept:
         trial.check_dispatch(rank, results)
     buffer.destroy()
@@ -139,13 +139,13 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
 
 
 def dispatch_in_graph(buffer: Buffer, trial: Trial, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What it returns, and what it reads at each replay, which a graph's pool would keep."""
+    """Return its results, and the inputs of each replay, which a graph's pool would keep alive."""
     arguments = dispatch_arguments(trial.work, buffer.rank)
     return buffer.dispatch(**arguments, num_worst_tokens=rows), arguments
 
 
 def announced_by_the_next(ranks: Ranks) -> None:
-    """What an operation has missed is not announced by one that was begun before."""
+    """Memory that an operation has lacked is not announced by one that was begun earlier."""
     buffer, rank = ranks.make_buffer(), ranks.rank
     pending = []
 
@@ -164,7 +164,7 @@ def announced_by_the_next(ranks: Ranks) -> None:
 
 
 def dropped(ranks: Ranks) -> None:
-    """Buffers that go with their last reference, with a piece that has been announced to no rank, or taken by none."""
+    """Buffers released by their last reference, with a piece announced to no rank, or taken by none."""
     for received in (False, True):
         buffer = ranks.make_buffer()
         dispatch(buffer, TRIALS[0])
@@ -175,7 +175,7 @@ def dropped(ranks: Ranks) -> None:
 
 
 def all_at_once(ranks: Ranks) -> None:
-    """A size that is named is taken as it is."""
+    """An explicit size is used as it is."""
     buffer = ranks.make_buffer(arena_bytes=32 << 10)
     assert [how(buffer, lambda: dispatch(buffer, TRIALS[0])) for _ in range(3)] == ["rounds"] * 3
     assert buffer.stats()["arena_growths"] == 0
@@ -191,7 +191,7 @@ def all_at_once(ranks: Ranks) -> None:
 
 
 def what_suits_all(ranks: Ranks) -> None:
-    """Where no size is named, the least that suits a rank's device."""
+    """Without an explicit size, the minimum over the ranks' devices is used."""
     usual = ranks.make_buffer().stats()["arena_bytes"]
     if ranks.rank != 0:
         PretendGpu.first_arena_bytes += GRANULARITY
@@ -201,19 +201,19 @@ def what_suits_all(ranks: Ranks) -> None:
 
 
 def no_more_memory(ranks: Ranks) -> None:
-    """Where the GPU has none left, calls go in rounds until it has."""
+    """While the GPU has no memory left, calls take rounds."""
     buffer = ranks.make_buffer()
     with failing("cuMemCreate=2"):
         for _ in range(2):
             assert how(buffer, lambda: dispatch(buffer, TRIALS[0])) == "rounds"
         assert buffer.stats()["arena_growths"] == 0
-        ranks.barrier()  # threads have one environment
+        ranks.barrier()  # threads share an environment
     ranks.barrier()
     assert [how(buffer, lambda: dispatch(buffer, TRIALS[0])) for _ in range(2)] == ["rounds", "direct"]
 
 
 def little_more_memory(ranks: Ranks) -> None:
-    """Where the GPU has none for a quarter of what is there, there may be some for what is missing."""
+    """If the GPU cannot add a quarter of the current size, it may still have enough for what is missing."""
     PretendGpu.first_arena_bytes, PretendGpu.max_arena_bytes = 6 * GRANULARITY, 12 * GRANULARITY
     ranks.barrier()
     buffer = ranks.make_buffer()
@@ -226,15 +226,15 @@ def little_more_memory(ranks: Ranks) -> None:
     with C.cuda.pool_over(buffer._engine.runtime, grows=True), failing(f"{GRANULARITY}", "DOUBLE_LARGEST"):
         blocks = [allocate(size, 0, None) for size in sizes]
         assert all(blocks) and buffer.stats()["arena_bytes"] == first + 2 * GRANULARITY
-        assert allocate(2 * GRANULARITY, 0, None) is None, "that much there is not"
-        ranks.barrier()  # threads have one environment
+        assert allocate(2 * GRANULARITY, 0, None) is None, "there is not that much"
+        ranks.barrier()  # threads share an environment
     ranks.barrier()
     for address, size in zip(blocks, sizes, strict=True):
         free(address, size, 0, None)
 
 
 def no_host_waits(ranks: Ranks) -> None:
-    """Calls whose host waits for no counts can announce nothing: no memory is added for them."""
+    """Calls whose host waits for no counts can announce nothing, so no memory is added for them."""
     buffer, trial, rank = ranks.make_buffer(), TRIALS[0], ranks.rank
     for _ in range(2):
         results = dispatch(buffer, trial, num_worst_tokens=trial.max_rows)
@@ -247,7 +247,7 @@ def no_host_waits(ranks: Ranks) -> None:
 
 
 class failing:  # noqa: N801 - reads as a statement
-    """A call of the driver fails here."""
+    """A context in which a call of the driver fails."""
 
     def __init__(self, call: str, how: str = "DOUBLE_FAIL") -> None:
         self.call, self.how = call, how
@@ -260,7 +260,7 @@ class failing:  # noqa: N801 - reads as a statement
 
 
 def cannot_be_handed_over(ranks: Ranks) -> None:
-    """As long as a piece has no descriptor it is not announced."""
+    """A piece without a descriptor is not announced."""
     buffer = ranks.make_buffer()
     dispatch(buffer, TRIALS[0])
     with failing("cuMemExportToShareableHandle=2"):
@@ -269,7 +269,8 @@ def cannot_be_handed_over(ranks: Ranks) -> None:
 
 
 def cannot_be_mapped(ranks: Ranks) -> None:
-    """On one rank: all raise. When they have recovered, it is announced anew before it is used."""
+    """Mapping fails on one rank: all raise. Once they have recovered, the piece is announced again before it is
+    used."""
     buffer, rank, trial = ranks.make_buffer(), ranks.rank, TRIALS[0]
     dispatch(buffer, trial)
     ranks.barrier()
@@ -279,14 +280,14 @@ def cannot_be_mapped(ranks: Ranks) -> None:
         assert f"rank 1: {GRANULARITY} more bytes of rank 0's memory for outputs cannot be mapped" in str(info.value)
     else:
         with pytest.raises(DeepEPError, match="rank 1") as info:
-            buffer.dispatch(**dispatch_arguments(trial.work, rank))  # its kernels fail, and the next call says so
+            buffer.dispatch(**dispatch_arguments(trial.work, rank))  # its kernels fail, and the next call reports it
             dispatch(buffer, trial)
         assert "because rank 1" in str(info.value), info.value
     with pytest.raises(DeepEPError, match="is broken"):
         dispatch(buffer, trial)
     ranks.barrier()
     device = buffer._engine.device
-    device.asynchronous = False  # on a GPU it is not offered
+    device.asynchronous = False  # on a GPU it is not available
     buffer.recover()
     device.asynchronous = True
     assert how(buffer, lambda: dispatch(buffer, trial, num_worst_tokens=trial.max_rows)) == "rounds"
@@ -305,12 +306,12 @@ def on_threads(group: Any, scenario: Callable[[Ranks], None]) -> None:
 
 
 def held() -> tuple[list[str], int]:
-    """Descriptors of what a Buffer opens, and how much the driver has made and not been given back."""
+    """Return the descriptors that a Buffer opens, and how many of the driver's objects have not been released."""
     gc.collect()
     unix = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
     opened = []
     for file in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # this folder's own
+        with suppress(FileNotFoundError):  # this folder's own descriptor
             target = os.readlink(file)
             if "memfd:" in target or "pidfd" in target or target.removeprefix("socket:[").removesuffix("]") in unix:
                 opened.append(target)

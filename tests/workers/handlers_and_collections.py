@@ -1,4 +1,4 @@
-"""Ranks of their own processes: a signal's handler uses a Buffer while it waits; a Buffer in a cycle is collected."""
+"""Ranks as processes: a signal handler uses a Buffer during a wait; a Buffer in a reference cycle is collected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE_SECONDS = 1.0
 
 
 def a_handler_waits(hub: Hub) -> None:
-    """Rank 0's wait is interrupted by a handler that waits too; rank 1 comes later."""
+    """Rank 0's wait is interrupted by a handler that waits too; rank 1 arrives later."""
     buffer = make_buffer(None, TRIAL.case, "peer", comm=hub, timeout=10.0)
     if hub.rank == 0:
         seen = []
@@ -39,7 +39,7 @@ def a_handler_waits(hub: Hub) -> None:
 
 
 def a_handler_waits_in_a_recovery(hub: Hub) -> None:
-    """The same where the wait is a meeting of a recovery, and the handler's is a long one for rank 1, too."""
+    """The same where the wait is a meeting of a recovery, and the handler's wait is long for rank 1, too."""
     buffer, other = (make_buffer(None, TRIAL.case, "peer", comm=hub, timeout=10.0) for _ in range(2))
     arguments = dispatch_arguments(TRIAL.work, hub.rank)
     seen = []
@@ -60,7 +60,7 @@ def a_handler_waits_in_a_recovery(hub: Hub) -> None:
 
 
 def a_collected_buffer(hub: Hub) -> None:
-    """Rank 1 drops a Buffer with a call on its way, in a cycle. Rank 0 comes later, and finds all that it needs."""
+    """Rank 1 drops a Buffer in a cycle with a call in flight. Rank 0 arrives later, and finds everything it needs."""
     buffer = make_buffer(None, TRIAL.case, "peer", comm=hub, timeout=10.0)
     handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, hub.rank))[4]
     hub.allgather(None)

@@ -1,7 +1,7 @@
-"""Runs under torchrun: what an idle Buffer costs its process, for each of libfabric's providers named.
+"""Runs under torchrun: the cost of an idle Buffer to its process, for each libfabric provider named.
 
 Rank 0 prints a line of JSON for each, with figures by rank: `shares` of a core, `wakes` per second, and the seconds of
-a dispatch and combine, the first `after` the rest and those that follow it, `hot`.
+a dispatch and combine: `after` for the first after the idle period, `hot` for the ones that follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOT = 5
 
 
 def cost() -> tuple[float, float]:
-    """The share of a core, and how often per second a thread goes to sleep, while the main thread does nothing."""
+    """Return the share of a core, and how often per second a thread goes to sleep, while the main thread is idle."""
     began, used, slept = time.monotonic(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     time.sleep(MEASURED)
     seconds = time.monotonic() - began

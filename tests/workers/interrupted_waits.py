@@ -1,4 +1,4 @@
-"""Ranks of their own processes: an interrupt ends a wait at once, whatever else this process waits for meanwhile."""
+"""Ranks as processes: an interrupt ends a wait at once, whatever else this process waits for at the time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTLY = 2.0  # s
 
 
 def interrupted(call: Callable[[], Any]) -> None:
-    """Do on the main thread what lasts, and be interrupted."""
+    """Run a long call on the main thread, and interrupt it."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, AFTER)
     began = time.monotonic()
@@ -44,7 +44,7 @@ def on_its_way(buffer: deep_ep.Buffer, hub: Hub) -> Any:
 
 
 def beside_short_calls(hub: Hub) -> None:
-    """Another thread of rank 0 makes short calls, which look at no signals: those are the main thread's."""
+    """Another thread of rank 0 makes short calls, which do not check for signals: only the main thread does."""
     waits, busy = two_buffers(hub)
     if hub.rank == 0:
         stop = threading.Event()
@@ -65,7 +65,7 @@ def beside_short_calls(hub: Hub) -> None:
 
 
 def behind_another_buffers_call(hub: Hub) -> None:
-    """A thread of the extension's runs the kernels of both Buffers; the main thread only sleeps."""
+    """A thread of the extension runs the kernels of both Buffers; the main thread only sleeps."""
     first, second = two_buffers(hub)
     if hub.rank == 0:
         results = on_its_way(first, hub)
@@ -78,7 +78,7 @@ def behind_another_buffers_call(hub: Hub) -> None:
 
 
 def in_destroy(hub: Hub) -> None:
-    """Of a Buffer with a call on its way that no peer joins. The peers hear of it."""
+    """Interrupt destroying a Buffer with a call in flight that no peer joins. The peers are notified."""
     buffer, _ = two_buffers(hub)
     if hub.rank == 0:
         results = on_its_way(buffer, hub)

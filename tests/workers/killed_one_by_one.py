@@ -1,6 +1,6 @@
-"""Kills one rank's process, lets the others recover and open files, and kills another: those left must recover again.
+"""Kills one rank's process, lets the others recover and open files, and kills another: the rest must recover again.
 
-Descriptors that told of the first death are closed by then, and their numbers belong to the new files.
+Descriptors that reported the first death are closed by then, and their numbers belong to the new files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIPES = 4
 
 
 def be_a_rank(hub: Hub) -> None:
-    """Dispatch and combine for as long as the parent kills others: recover each time, and open files."""
+    """Dispatch and combine while the parent kills other ranks: recover each time, and open files."""
     trial = TRIALS[RANKS]
     buffer = make_buffer(None, trial.case, "peer", comm=hub)
     hub.tell("went on", [])
@@ -44,7 +44,7 @@ def be_a_rank(hub: Hub) -> None:
 
 
 def went_on(world: World, left: int, until: float) -> list[Any]:
-    """What the first `left` ranks have said when each of them has gone on."""
+    """Return the messages of the first `left` ranks once each of them has continued."""
     said: dict[int, Any] = {}
     while len(said) < left:
         if time.monotonic() > until:

@@ -1,7 +1,7 @@
-"""Kills benchmarks at random moments, and looks for what their ranks have left behind: a line of JSON for each.
+"""Kills benchmarks at random moments, and looks for what their ranks have left behind; a line of JSON for each.
 
-The benchmark runs in a fork that has imported it, so that most of its time is that of its ranks. A marker in the
-environment, which all that is started from then on inherits, tells the ranks from other processes.
+The benchmark runs in a fork that has imported it, so that most of its time is spent in its ranks. A marker in the
+environment, inherited by all processes started from then on, distinguishes the ranks from other processes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ RANKS = 2
 OPTIONS = [f"--ranks={RANKS}", "--hidden=64", "--experts=12", "--topk=4", "--tokens=32", "--iterations=300"]
 OPTIONS += ["--no-plot", "--baseline=gloo"]
 MARKER = "DEEP_EP_TEST_MARKER"
-# How long after what the kill comes, in seconds: while processes are started, while they import torch, while they run.
+# Delay of the kill after each stage begins, in seconds: starting processes, importing torch, running.
 STAGES = {"starting": (0.0, 0.12), "importing": (0.1, 2.5), "running": (0.0, 0.5)}
 MAX_SECONDS = 5.0
 STARTED_SECONDS = 60
 
 
 def be_a_benchmark(running: int, marker: str, folder: Path) -> None:
-    """In a fork: measure until killed; the first report of a rank is told."""
+    """In a fork: measure until killed; report the first event from a rank."""
 
     class Progress:
         def __init__(self, console: Any) -> None: ...
@@ -52,13 +52,13 @@ def be_a_benchmark(running: int, marker: str, folder: Path) -> None:
 
 
 def marked(marker: str) -> list[int]:
-    """Processes that live, with the marker."""
+    """Return the live processes with the marker."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
                 environment = (folder / "environ").read_bytes()
-            except OSError:  # gone, or another user's
+            except OSError:  # ended, or another user's
                 continue
             if f"{MARKER}={marker}".encode() in environment.split(b"\0"):
                 found.append(int(folder.name))
@@ -66,7 +66,7 @@ def marked(marker: str) -> list[int]:
 
 
 def run_trial(random_: random.Random, number: int, folder: Path) -> dict[str, Any]:
-    """Start a benchmark, kill it, wait until its ranks are gone."""
+    """Start a benchmark, kill it, and wait until its ranks have ended."""
     stage = list(STAGES)[number % len(STAGES)]
     moment, marker = random_.uniform(*STAGES[stage]), uuid.uuid4().hex
     temporary = folder / str(number)
@@ -82,7 +82,7 @@ def run_trial(random_: random.Random, number: int, folder: Path) -> dict[str, An
     os.close(writer)
     if stage == "running":
         signal.alarm(STARTED_SECONDS)
-        assert os.read(reader, 1) == b"1", "the benchmark has ended by itself"
+        assert os.read(reader, 1) == b"1", "the benchmark ended on its own"
         signal.alarm(0)
     time.sleep(moment)
     alive = len(marked(marker))
@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, required=True, help="An empty one, for the benchmarks' temporary files.")
+    parser.add_argument("--folder", type=Path, required=True, help="Empty folder for the benchmarks' temporary files.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     random_ = random.Random(options.seed)

@@ -1,5 +1,5 @@
-"""Kills one of several rank processes at a random moment, again and again, and says what became of the others: a line
-of JSON per trial. Ranks are forked from this process, which has imported all they need and started no thread.
+"""Kills one of several rank processes at a random moment, again and again, and reports the others' outcomes: a line of
+JSON per trial. Ranks are forked from this process, which has imported all they need and started no thread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip
 torch.set_num_threads(1)  # before anything is computed: threads do not outlive a fork
 
 MACHINES = "machines"
-"""As a fabric: each half of the ranks, or each rank where their number is odd, takes itself to be on a machine of its
-own, and the Buffer chooses."""
+"""As a fabric: each half of the ranks, or each rank if their number is odd, behaves as if on a machine of its own, and
+the Buffer chooses."""
 FABRICS = tuple(os.environ.get("KILLED_RANKS_FABRICS", "peer,weak,ibgda").split(","))
 HUNG_SECONDS = 20.0
 CHILD_SECONDS = 1.5
@@ -40,7 +40,7 @@ def trial_of(ranks: int, fabric: str) -> Trial:
 
 
 def fork_a_child(hub: Hub) -> None:
-    """One that outlives this process, and keeps its sockets open, for some time."""
+    """Fork a child that outlives this process, and keeps its sockets open, for some time."""
     if os.fork() == 0:
         hub.parent.close()
         time.sleep(CHILD_SECONDS)
@@ -48,8 +48,8 @@ def fork_a_child(hub: Hub) -> None:
 
 
 def be_a_rank(hub: Hub, fabric: str, with_child: bool) -> None:
-    """Dispatch and combine until something happens, tell the parent what and when, go on with those left, and say what
-    is still held when the Buffer is gone."""
+    """Dispatch and combine until a failure, report what and when to the parent, continue with the remaining ranks, and
+    report what is still held once the Buffer has been released."""
     before = Held.now()
     buffers: list[deep_ep.Buffer] = []
     try:
@@ -90,10 +90,10 @@ def go_on(buffer: deep_ep.Buffer, rank: int, fabric: str) -> None:
 
 
 def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
-    """Start ranks, kill one, see what the others do."""
+    """Start ranks, kill one, and observe the others."""
     ranks, fabric = random_.choice(list(TRIALS)), FABRICS[number % len(FABRICS)]
     victim = random_.randrange(ranks)
-    # Every fourth while the Buffer is made, which takes some 20 ms, and between machines more.
+    # In every fourth trial, while the Buffer is made, which takes some 20 ms, and longer between machines.
     early = number % 4 == 3
     making = 0.2 if fabric == MACHINES else 0.03
     moment = random_.uniform(0.0, making if early else 0.4)
@@ -116,7 +116,7 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
                 went_on[rank] = value
             elif kind == "kept":
                 kept[rank] = value
-            else:  # the first says why, a second that something else has failed
+            else:  # the first gives the cause, a second means that something else failed
                 outcomes.setdefault(rank, []).append(value)
     hung = sorted(world.open - {victim})
     statuses = world.end()
@@ -145,7 +145,7 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
         "hung": hung,
         "survivors": survivors,
         "left_behind": world.leftovers(SETTLE_SECONDS + CHILD_SECONDS),
-        # Not its threads: a library ends some of its own at a fork.
+        # Threads are excluded: a library ends some of its own at a fork.
         "kept_by_parent": Held.now().descriptors != before.descriptors,
     }
 

@@ -1,5 +1,5 @@
 """Kills or stops one of several rank processes at a random moment of low-latency calls with `enable_shrink`, again and
-again, and says what became of the others: a line of JSON per trial. Ranks are forked from this process, which has
+again, and reports the others' outcomes: a line of JSON per trial. Ranks are forked from this process, which has
 imported all they need and started no thread.
 """
 
@@ -28,13 +28,13 @@ WORKS = {ranks: Work.of(sizes, results=False) for ranks, sizes in SIZES.items()}
 
 
 def results_of(packed: torch.Tensor, rank: int, local: int) -> torch.Tensor:
-    """What experts make of their rows: a power of two each, so that it is exact."""
+    """Return the experts' results: rows multiplied by a power of two each, so that they are exact."""
     scales = torch.tensor([2.0 ** ((rank * local + e) % 5) for e in range(local)])
     return (packed.float() * scales[:, None, None]).to(torch.bfloat16)
 
 
 def expected_sums(work: Work, rank: int, *lost: int) -> torch.Tensor:
-    """The combined rows of a rank, without the results of some."""
+    """Return the combined rows of a rank without the results of the lost ranks."""
     sizes, ids, weights = work.sizes, work.topk_idx[rank], work.weights[rank]
     sums = torch.zeros((len(ids), sizes.hidden))
     for k in range(sizes.topk):
@@ -46,7 +46,7 @@ def expected_sums(work: Work, rank: int, *lost: int) -> torch.Tensor:
 
 
 def check_rows(work: Work, rank: int, results: Any, victim: int) -> str:
-    """Say how the victim's rows have come: "all", "none", or "zeros" for some."""
+    """Return how the victim's rows arrived: "all", "none", or "zeros" for some."""
     packed, counts, handle = results[:3]
     ranges, kinds = handle[1], set()
     for expert, own in enumerate(work.packed[rank].pairs):
@@ -65,7 +65,7 @@ def check_rows(work: Work, rank: int, results: Any, victim: int) -> str:
 
 
 def be_a_rank(hub: Hub, fabric: str, victim: int, timeout: float) -> None:
-    """Dispatch and combine so many times; check all that comes."""
+    """Dispatch and combine so many times, and check all results."""
     work, rank = WORKS[hub.size], hub.rank
     sizes, seen = work.sizes, {"all": 0, "none": 0, "zeros": 0}
     buffer = make_buffer(None, sizes, fabric, comm=hub, enable_shrink=True, timeout=timeout, nic=deep_ep.NicOptions())
@@ -87,12 +87,12 @@ def be_a_rank(hub: Hub, fabric: str, victim: int, timeout: float) -> None:
         if turn % 10 == 5:
             buffer.clean_low_latency_buffer(sizes.max_tokens, sizes.hidden, sizes.experts)
     hub.tell("finished", (time.monotonic(), buffer.masked_ranks, seen))
-    hub.parent.recv()  # others may still need this one
+    hub.parent.recv()  # others may still need this rank
     buffer.destroy()
 
 
 def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
-    """Start ranks, lose one, see what the others do."""
+    """Start ranks, lose one, and observe the others."""
     ranks, fabric, stops = random_.choice(list(SIZES)), FABRICS[number % len(FABRICS)], number % 2 == 1
     victim, moment = random_.randrange(ranks), random_.uniform(0.0, 0.4)
     world = World(ranks, be_a_rank, fabric, victim, STOP_TIMEOUT if stops else KILL_TIMEOUT)
@@ -122,7 +122,7 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
         "fabric": fabric,
         "stops": stops,
         "victim": victim,
-        # Lost before the others had all that they needed of it.
+        # Lost before the others had everything that they needed from it.
         "hit": victim not in finished and any(value[1] for value in finished.values()),
         "hung": hung,
         "seconds": {rank: round(value[0] - lost_at, 3) for rank, value in finished.items() if lost_at is not None},

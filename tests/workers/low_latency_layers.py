@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fabric", action="append")
     parser.add_argument("--pretend-gpu", action="store_true")
-    parser.add_argument("--device", default="cpu", help="cuda:local: each process has one of its own")
+    parser.add_argument("--device", default="cpu", help="cuda:local: each process has its own")
     options = parser.parse_args()
     if options.pretend_gpu:
         pretend_gpu.install(compile_kernels=False)
@@ -45,7 +45,7 @@ def main() -> None:
             for cast in CASTS.values():
                 for work in both:
                     round_trip(buffer, work, cast, hooks=work is both[1])
-            # As micro-batches do that take turns: the other's thread calls the hook.
+            # As with micro-batches that take turns: the other's thread calls the hook.
             sent = [dispatch(buffer, work, return_recv_hook=True) for work in both]
             for work, results in zip(both, sent, strict=True):
                 other = threading.Thread(target=results[4])

@@ -1,4 +1,4 @@
-"""A rank on one of two machines: dispatches and combines until that fails, and says why and when in a line of JSON."""
+"""A rank on one of two machines: dispatches and combines until a failure, and reports it in a line of JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from harness import Trial, dispatch_arguments, make_buffer
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--timeout", type=float, default=30.0, help="of the Buffer's waits")
-    parser.add_argument("--rounds", type=int, default=0, help="end well after so many; 0: when something fails")
+    parser.add_argument("--timeout", type=float, default=30.0, help="timeout of the Buffer's waits")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds before a normal end; 0: until something fails")
     parser.add_argument("--rests", type=float, default=0.0, help="seconds between the last round and the end")
     options = parser.parse_args()
     dist.init_process_group("gloo")
@@ -48,7 +48,7 @@ def main() -> None:
         tell(rank, ended=True, took=time.monotonic() - began)
     except deep_ep.DeepEPError as error:
         tell(rank, raised=str(error), kind=type(error).__name__, at=time.monotonic())
-    # Not by way of the process group, which would wait for those that are cut off.
+    # Not through the process group, which would wait for ranks that are cut off.
     os._exit(0)
 
 

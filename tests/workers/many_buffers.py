@@ -1,4 +1,4 @@
-"""Runs under torchrun, 4 processes: Buffers of groups that overlap, of an MPI communicator, one after another."""
+"""Runs under torchrun, 4 processes: Buffers of overlapping groups, of an MPI communicator, one after another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trial_of(ranks: int, seed: int = 1) -> Trial:
 
 
 def groups_that_overlap() -> None:
-    """A rank's place in its group, not in the world, is what counts; Buffers do not know of each other."""
+    """A rank's index in its group counts, not the one in the world; Buffers are independent of each other."""
     rank = dist.get_rank()
     members = [[0, 1], [2, 3], [1, 3], [0, 2, 3]]
     groups = [dist.new_group(ranks) for ranks in members]
@@ -39,7 +39,7 @@ def groups_that_overlap() -> None:
 
 
 class Communicator:
-    """What mpi4py's has and a Buffer uses."""
+    """The part of an mpi4py communicator that a Buffer uses."""
 
     def Get_rank(self) -> int:
         return dist.get_rank()
@@ -59,20 +59,20 @@ def an_mpi_communicator() -> None:
 
 
 def held() -> tuple[int, int, int]:
-    """Bytes of private memory, open files and mappings of this process."""
+    """Return bytes of private memory, open files and mappings of this process."""
     status = Path("/proc/self/status").read_text()
     private = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
     return private, len(os.listdir("/proc/self/fd")), len(Path("/proc/self/maps").read_text().splitlines())
 
 
 def one_after_another() -> None:
-    """Made, used, destroyed or dropped, and made again: nothing grows."""
+    """Make, use, destroy or drop Buffers repeatedly: nothing grows."""
     rank, trial = dist.get_rank(), trial_of(4)
     before = None
     for number in range(ROUNDS):
         buffer = deep_ep.Buffer(dist.group.WORLD, num_nvl_bytes=1 << 20, arena_bytes=1 << 20)
         round_trip(buffer, rank, trial, 2)
-        if (number + rank) % 2:  # on some ranks only, each time others
+        if (number + rank) % 2:  # on some ranks only, different ones each time
             buffer.destroy()
         del buffer
         gc.collect()

@@ -1,5 +1,5 @@
-"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: both modes in NVSHMEM's heap, rows between
-nodes by its queue pairs, checked against the oracle.
+"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: both modes in NVSHMEM's heap, with rows
+between nodes over its queue pairs, checked against the oracle.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def pretend() -> None:
-    """Have a GPU, whose driver NVRTC must not meet: it has compiled the probe elsewhere."""
+    """Set up a pretend GPU, whose driver NVRTC must not find: the probe was compiled elsewhere."""
     pretend_gpu.install(compile_kernels=False)
     pretend_gpu.take_compiled_probe()
 
@@ -49,7 +49,7 @@ def make_buffer(per_node: int, **options: Any) -> deep_ep.Buffer:
 
 
 def normal(per_node: int, heap: str = "nvshmem", hops: int | None = None) -> tuple[str, ...]:
-    """Check normal mode, which takes so many hops; -> by rank, the path there."""
+    """Check normal mode, with the given number of hops. Returns the path to each rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tokens = tuple(10 + 7 * one for one in range(ranks))
     case = Case("nvshmem", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, ranks_per_node=per_node, hops=hops)
@@ -79,7 +79,7 @@ def low_latency_calls(per_node: int, heap: str = "nvshmem") -> None:
 
 @contextmanager
 def posting() -> Iterator[None]:
-    """In the body another thread posts to NVSHMEM's queue pairs as NVSHMEM's kernels do."""
+    """Post to NVSHMEM's queue pairs from another thread during the body, as NVSHMEM's kernels do."""
     over, failed, posted = threading.Event(), list[int](), list[int]()
 
     def post() -> None:

@@ -26,14 +26,14 @@ PER_NODE = int(os.environ.get("NVSHMEM_DOUBLE_PES_PER_NODE", "0")) or PES
 
 
 class Scene:
-    """A process that has not initialised anything."""
+    """A process that has initialized nothing."""
 
     def __init__(self, module: Path) -> None:
         self.nvshmem, self.driver = Nvshmem(os.environ["NVSHMEM_DOUBLE_VERSION"]), Driver()
         self.golden, self.image = self.nvshmem.golden, module
 
     def common_id(self) -> bytes:
-        """One that PE 0 has made, handed on by gloo."""
+        """Return a unique id that PE 0 has made, broadcast through gloo."""
         made = torch.zeros(self.golden.bytes_of("UniqueId"), dtype=torch.uint8)
         if PE == 0:
             made = torch.frombuffer(bytearray(self.nvshmem.new_id()), dtype=torch.uint8)
@@ -66,7 +66,8 @@ class Scene:
 
 
 def initialisations(scene: Scene) -> None:
-    """By unique ids: without a device at first, joined by a second, each with its own end."""
+    """Initialize by unique ids: first without a device, then joined by a second call, each with its own
+    finalization."""
     nvshmem = scene.nvshmem
     assert nvshmem.status() == 0 and nvshmem.library.nvshmem_my_pe() == -1
     version = [ctypes.c_int() for _ in range(3)]
@@ -90,14 +91,14 @@ def initialisations(scene: Scene) -> None:
 
 
 def memory(scene: Scene) -> None:
-    """Symmetric, dirty, and mapped where PEs are near."""
+    """Memory is symmetric, dirty, and mapped where PEs are near."""
     scene.start()
     nvshmem, library = scene.nvshmem, scene.nvshmem.library
     module = scene.register()
     base = scene.device(module, "heap")
     first, second = nvshmem.malloc(3000), nvshmem.align(1 << 16, 3 * CHUNK)
     assert first is not None and second is not None
-    assert (first - base) % CHUNK != 0, "a heap that begins with a chunk"
+    assert (first - base) % CHUNK != 0, "the heap begins with a chunk"
     assert (second - base) % (1 << 16) == 0 and second % (1 << 16) == 0
     offsets = torch.tensor([first - base, second - base])
     everyones = [torch.zeros_like(offsets) for _ in range(PES)]
@@ -124,7 +125,7 @@ def memory(scene: Scene) -> None:
 
 
 def states(scene: Scene) -> None:
-    """What a registered module's symbols hold, by the golden layout; also after the heap has grown."""
+    """Check the contents of a registered module's symbols against the golden layout, also after the heap has grown."""
     scene.start()
     golden, module = scene.golden, scene.register()
     assert (scene.device(module, "pe"), scene.device(module, "pes")) == (PE, PES)
@@ -160,11 +161,11 @@ def states(scene: Scene) -> None:
         assert len(numbers) == (PES - 1) * rcs * nics
         before = scene.ibgda(module, "keys")
         assert scene.nvshmem.malloc(4 * CHUNK) is not None
-        assert scene.ibgda(module, "keys") != before, "the module is not told of a heap that has grown"
+        assert scene.ibgda(module, "keys") != before, "the module was not updated after the heap grew"
         assert scene.nvshmem.library.nvshmemx_cumodule_finalize(module) == 0
         told = scene.ibgda(module, "keys")
         assert scene.nvshmem.malloc(4 * CHUNK) is not None
-        assert scene.ibgda(module, "keys") == told, "the module is told though it is no longer registered"
+        assert scene.ibgda(module, "keys") == told, "the module was updated although it is no longer registered"
         module = scene.register()
     scene.nvshmem.library.nvshmemx_cumodule_finalize(module)
     scene.end()
@@ -195,7 +196,7 @@ def created_queue_pairs(scene: Scene) -> None:
 
 
 def barriers(scene: Scene) -> None:
-    """No PE passes one before all have come, while another thread posts to the same queue pairs."""
+    """No PE passes a barrier before all have arrived, while another thread posts to the same queue pairs."""
     scene.start()
     library, module = scene.nvshmem.library, scene.register()
     far = PER_NODE < PES or os.environ.get("NVSHMEM_DISABLE_P2P") == "1"
@@ -218,7 +219,7 @@ def barriers(scene: Scene) -> None:
     last, first = came.clone(), times.clone()
     dist.all_reduce(last, dist.ReduceOp.MAX)
     dist.all_reduce(first, dist.ReduceOp.MIN)
-    assert bool((first >= last).all()), "a PE has passed before another came"
+    assert bool((first >= last).all()), "a PE passed before another arrived"
     if far:
         size, golden = scene.golden.bytes_of("QueuePair"), scene.golden
         table = scene.driver.read(scene.ibgda(module, "queue_pairs"), 2 * PES * size)
@@ -238,7 +239,7 @@ def barriers(scene: Scene) -> None:
 
 
 def wrong_calls(scene: Scene) -> None:
-    """Each fails, and says why on stderr."""
+    """Each call fails, and prints the reason to stderr."""
     nvshmem, library = scene.nvshmem, scene.nvshmem.library
     given = nvshmem.arguments(nvshmem.new_id(), PE, PES)
     assert library.nvshmemx_hostlib_init_attr(0, given) != 0
@@ -250,11 +251,11 @@ def wrong_calls(scene: Scene) -> None:
     scene.start()
     assert nvshmem.malloc(100 if PE == 0 else 200) is None, "of two sizes"
     assert nvshmem.align(24, 100) is None
-    assert nvshmem.malloc(100) is not None, "a mistake that all PEs have seen ends nothing"
+    assert nvshmem.malloc(100) is not None, "a mistake that all PEs have seen is not fatal"
     module = scene.register()
     assert library.nvshmemx_cumodule_finalize(ctypes.c_void_p(0x77)) != 0
     scene.driver.unload(module)
-    assert nvshmem.malloc(8 * CHUNK) is None, "the module that is gone cannot be told"
+    assert nvshmem.malloc(8 * CHUNK) is None, "the unloaded module cannot be updated"
     assert library.nvshmemx_cumodule_finalize(module) == 0
     assert library.nvshmemx_cumodule_finalize(module) != 0
     scene.end()
@@ -269,7 +270,7 @@ def refused_modules(scene: Scene) -> None:
 
 
 def alone(scene: Scene) -> None:
-    """PE 0 calls what is collective, and the others do not."""
+    """Only PE 0 makes a collective call."""
     scene.start()
     if PE == 0:
         assert scene.nvshmem.malloc(100) is None
@@ -288,7 +289,7 @@ def faults(scene: Scene) -> None:
 
 
 def invalid_requests(scene: Scene) -> None:
-    """A doorbell that is another queue pair's: the NIC stops, with an error that kernels can see."""
+    """Ring a doorbell for another queue pair: the NIC stops, with an error that kernels can see."""
     scene.start()
     module, peer = scene.register(), (PE + 1) % PES
     golden, table = scene.golden, scene.ibgda(module, "queue_pairs")
@@ -306,7 +307,7 @@ def invalid_requests(scene: Scene) -> None:
 
 
 def wanted_failures(scene: Scene) -> None:
-    """What the environment asks for."""
+    """Calls fail as the environment requests."""
     nvshmem = scene.nvshmem
     scene.driver.make_current()
     os.environ["NVSHMEM_DOUBLE_FAIL"] = "nvshmemx_hostlib_init_attr=7"
@@ -319,7 +320,7 @@ def wanted_failures(scene: Scene) -> None:
 
 
 def damaged_images(scene: Scene) -> None:
-    """The driver's stand-in finds no variables where an image's numbers lead out of their tables."""
+    """The driver's stand-in finds no variables if an image's numbers point out of their tables."""
     scene.driver.make_current()
     sound = scene.image.read_bytes()
     address, size = ctypes.c_ulonglong(), ctypes.c_size_t()
@@ -363,7 +364,7 @@ def damaged_images(scene: Scene) -> None:
 
 
 def through_nvshmem4py(scene: Scene) -> None:
-    """NVIDIA's own bindings for Python find all that they call, in the types that they have."""
+    """NVIDIA's Python bindings find all functions that they call, with the types that they expect."""
     from nvshmem import bindings
 
     scene.driver.make_current()

@@ -1,5 +1,5 @@
-"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: what cannot be, what is joined, and what is
-left behind. Each case by its name; the environment says what NVSHMEM is like.
+"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: refused configurations, joining an
+initialized NVSHMEM, and what is left behind. Runs the case named; the environment configures NVSHMEM.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def check(buffer: deep_ep.Buffer, ranks: int) -> None:
     round_trip(buffer, buffer.rank, Trial.of(case), 2)
 
 
-# --- what NVSHMEM is like -------------------------------------------------------------------------------------------
+# --- NVSHMEM's configuration ----------------------------------------------------------------------------------------
 
 
 def ibgda_off() -> None:
     said = refusal(ValueError)
     assert "expected a path between every two of the 2 ranks" in said
-    assert "ibgda: NVSHMEM's IBGDA is not initialised: set NVSHMEM_IB_ENABLE_IBGDA=1" in said, said
-    # Loads and stores need none of it.
+    assert "ibgda: NVSHMEM's IBGDA is not initialized: set NVSHMEM_IB_ENABLE_IBGDA=1" in said, said
+    # Loads and stores need no IBGDA.
     with make(ranks_per_node=2) as buffer:
         assert buffer._engine.topology.networks == ()
 
@@ -73,8 +73,8 @@ def heap_too_small() -> None:
 
 def initialisation_fails() -> None:
     said = refusal(NvshmemError)
-    assert "initialising it as PE" in said and "status 7" in said and "NVSHMEM_DEBUG=INFO" in said, said
-    assert "NVSHMEM_IB_ENABLE_IBGDA" not in os.environ, "a Buffer with other wishes may try again"
+    assert "initializing it as PE" in said and "status 7" in said and "NVSHMEM_DEBUG=INFO" in said, said
+    assert "NVSHMEM_IB_ENABLE_IBGDA" not in os.environ, "a Buffer with other options may try again"
 
 
 def states_are_not_filled_in() -> None:
@@ -82,7 +82,7 @@ def states_are_not_filled_in() -> None:
 
 
 def interrupted_while_states_are_filled_in() -> None:
-    """The library must not come to know a module that is gone: it fills in all whenever memory is allocated."""
+    """The library must not remember an unloaded module, because it updates all modules whenever memory is allocated."""
     with make() as buffer:
         check(buffer, 2)
     del buffer
@@ -106,7 +106,7 @@ def interrupted_while_states_are_filled_in() -> None:
 
 
 def no_queue_pairs_of_ones_own() -> None:
-    """The library lacks the call, though it may say that it is of a version that has it."""
+    """The library lacks the function, although it may report a version that has it."""
     with pytest.raises(NvshmemError, match=r"NVSHMEM 3\.4\.5: it has no nvshmemx_qp_create"):
         library.library().make_queue_pairs(1)
 
@@ -122,19 +122,19 @@ def unknown_version() -> None:
 
 
 def rows_do_not_wait_for_writes() -> None:
-    """On such a GPU a signal may be seen before the rows in front of it."""
+    """On such a GPU a signal may become visible before the rows ahead of it."""
     assert "GPU_DIRECT_RDMA_WRITES_ORDERING" in refusal(ValueError)
 
 
 def a_queue_pair_that_fails() -> None:
-    """As with a software NIC; but such a Buffer does not recover."""
+    """As with a software NIC, except that such a Buffer does not recover."""
     buffer = make(timeout=30.0)
     case = Case("nvshmem", 2, 20, hidden=264, topk=2, experts=4, ranks_per_node=1)
     given = dispatch_arguments(Trial.of(case).work, buffer.rank)
     with pytest.raises(deep_ep.DeepEPError) as info:
         for _ in range(20):
             buffer.dispatch(**given)
-            buffer.check()  # before what has failed is looked at
+            buffer.check()  # before checking for failures
     said = str(info.value)
     if buffer.rank == 0:
         assert "the NIC reports an error of work request" in said and "retries exceeded" in said, said
@@ -144,7 +144,7 @@ def a_queue_pair_that_fails() -> None:
         buffer.recover()
 
 
-# --- what it is asked for -------------------------------------------------------------------------------------------
+# --- the caller's arguments -----------------------------------------------------------------------------------------
 
 
 def wrong_arguments() -> None:
@@ -154,7 +154,7 @@ def wrong_arguments() -> None:
     on_one = dist.get_rank() == 0
     said = refusal(ValueError, heap="nvshmem" if on_one else None)
     assert said.startswith("heap='nvshmem' on rank 0" if on_one else "heap=None on rank 1"), said
-    # Before ranks have met, too.
+    # Also before the ranks have met.
     said = refusal(ValueError, num_nvl_bytes=100 if on_one else 1 << 20)
     assert said.startswith(f"{'' if on_one else 'rank 0: '}num_nvl_bytes=100: expected a multiple of 128"), said
     for wrong, why in (
@@ -168,7 +168,7 @@ def wrong_arguments() -> None:
 
 
 def use(count: int = 1, **options: Any) -> list[Any]:
-    """Make Buffers at a time, use and destroy them; -> what the last one's dispatch has returned."""
+    """Make so many Buffers, use and destroy them. Returns the results of the last one's dispatch."""
     buffers = [make(**options) for _ in range(count)]
     for buffer in buffers:
         check(buffer, 2)
@@ -180,23 +180,23 @@ def use(count: int = 1, **options: Any) -> list[Any]:
 
 
 def blocks_after(count: int = 1, **options: Any) -> int:
-    """Of NVSHMEM's memory, once that many Buffers have come and gone."""
+    """Return the number of blocks of NVSHMEM's memory after so many Buffers have been made and destroyed."""
     use(count, **options)
-    gc.collect()  # the pretended GPU keeps its Buffer's runtime
+    gc.collect()  # the pretend GPU keeps its Buffer's runtime
     return len(pool().blocks)
 
 
 def memory_is_taken_again() -> None:
-    """By Buffers of the same size, once those before have ended and no output lies there any more."""
+    """Buffers of the same size reuse it once earlier ones have been destroyed and no output is in it any more."""
     assert [blocks_after() for _ in range(3)] == [1, 1, 1]
     assert [blocks_after(2), blocks_after(2)] == [2, 2]
     kept = use(2)
     gc.collect()
-    assert blocks_after(2) == 3, "an output lies in one"
+    assert blocks_after(2) == 3, "an output is in one"
     kept.clear()
     gc.collect()
     assert blocks_after(3) == 3
-    assert blocks_after(arena_bytes=2 << 20) == 4, "more than any has left"
+    assert blocks_after(arena_bytes=2 << 20) == 4, "more than any block has"
     assert blocks_after(arena_bytes=1 << 19) == 4, "less"
 
 
@@ -213,7 +213,7 @@ def memory_of_a_failed_buffer_is_not() -> None:
 
 
 def memory_of_one_that_could_not_be_made_is() -> None:
-    """A rank fails once memory has been taken."""
+    """One rank fails after memory has been taken."""
     lease = C.nvshmem.lease
 
     def fails(*given: Any) -> Any:
@@ -229,11 +229,12 @@ def memory_of_one_that_could_not_be_made_is() -> None:
 def queue_pairs_differ() -> None:
     os.environ["NVSHMEM_IBGDA_NUM_RC_PER_PE"] = str(QUEUES + dist.get_rank())
     said = refusal(NvshmemError)
-    assert "expected as many NICs and queue pairs on all PEs" in said and "[(1, 3), (1, 4)] by rank" in said, said
+    assert "expected equal numbers of NICs and queue pairs" in said, said
+    assert "[(1, 3), (1, 4)] by rank" in said, said
 
 
 def no_memory_on_one() -> None:
-    """Of the GPU, for counts: the others must not wait in nvshmemx_qp_create, which only all leave."""
+    """The GPU has none for counts: the others must not wait in nvshmemx_qp_create, which returns only on all PEs."""
 
     def none(*_: Any, **__: Any) -> None:
         raise CudaError("out of memory")
@@ -246,7 +247,7 @@ def no_memory_on_one() -> None:
 
 
 def reserved_differently() -> None:
-    """What NVSHMEM would wait for, or do otherwise on each PE."""
+    """Calls that would block in NVSHMEM, or act differently on each PE."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pairs = [dist.new_group([first, first + 1]) for first in range(0, ranks, 2)]
     with pytest.raises(ValueError, match=r"num_bytes=\d+ on rank \d: expected the same on all ranks"):
@@ -259,7 +260,8 @@ def reserved_differently() -> None:
 
 
 def allocated_in_another_order() -> None:
-    """As by two threads of each PE: what would be another rank's memory is refused before any rank stores there."""
+    """As with two threads per PE: memory at an offset that differs between ranks is refused before any rank stores
+    there."""
     allocate = library.Library.allocate
     shift = 4096 * dist.get_rank()
     library.Library.allocate = lambda *given: allocate(*given) + shift  # type: ignore[method-assign]
@@ -267,11 +269,11 @@ def allocated_in_another_order() -> None:
     assert "this Buffer's memory begins at bytes [" in said and "expected the same place on all" in said, said
 
 
-# --- other programs on it -------------------------------------------------------------------------------------------
+# --- other programs that use NVSHMEM --------------------------------------------------------------------------------
 
 
 def joined() -> None:
-    """The program has initialised it, with its PEs in another order."""
+    """The program has initialized NVSHMEM, with its PEs in another order."""
     os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
     rank, ranks = dist.get_rank(), dist.get_world_size()
     loaded, context = library.library(), C.cuda.Context(0)
@@ -285,7 +287,7 @@ def joined() -> None:
 
 
 def joined_without_a_gpu() -> None:
-    """The program has initialised it before it had a GPU: the Buffer gives it one."""
+    """The program has initialized NVSHMEM before it had a GPU: the Buffer gives it one."""
     os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
     rank, ranks = dist.get_rank(), dist.get_world_size()
     loaded = library.library()
@@ -307,7 +309,7 @@ def joined_with_another_gpu() -> None:
     with context.current():
         loaded.initialize(unique[0], rank, ranks)
     said = refusal(NvshmemError)
-    assert "NVSHMEM was initialised with another GPU than this Buffer's, cuda:0" in said, said
+    assert "NVSHMEM was initialized with another GPU than this Buffer's, cuda:0" in said, said
 
 
 def joined_by_some() -> None:
@@ -317,11 +319,11 @@ def joined_by_some() -> None:
         with context.current():
             loaded.initialize(loaded.unique_id(), 0, 1)
     said = refusal(NvshmemError)
-    assert "rank 0's process has initialised it, rank 1's has not; expected all or none" in said, said
+    assert "rank 0's process has initialized it, rank 1's has not; expected all or none" in said, said
 
 
 def groups_of_some() -> None:
-    """Two halves at once, each with a Buffer; what all have reserved serves them."""
+    """Two halves at the same time, each with a Buffer; memory that all have reserved serves them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     halves = [dist.new_group([*range(ranks // 2)]), dist.new_group([*range(ranks // 2, ranks)])]
     mine = halves[rank // (ranks // 2)]
@@ -335,22 +337,22 @@ def groups_of_some() -> None:
         with make(mine, arena_bytes=8 << 20) as buffer:
             check(buffer, ranks // 2)
         del buffer
-        gc.collect()  # its memory is the next one's
+        gc.collect()  # its memory serves the next one
 
 
 def ranks_of_two_jobs() -> None:
-    """Each pair's Buffer has initialised NVSHMEM for the pair: PE 1 of one pair is not PE 1 of the other."""
+    """Each pair's Buffer has initialized NVSHMEM for the pair: PE 1 of one pair is not PE 1 of the other."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     across = [dist.new_group([0, 3]), dist.new_group([2, 1])]
     with make(pairs[rank // 2]) as buffer:
         check(buffer, 2)
     said = refusal(NvshmemError, group=across[rank in (1, 2)])
-    assert "expected all to be PEs of one: let the first Buffer" in said, said
+    assert "expected all to be PEs of one job: give the first Buffer" in said, said
 
 
 def initialised_anew() -> None:
-    """The program has finalized what a Buffer had initialised: nothing of its memory is taken again."""
+    """The program has finalized the NVSHMEM that a Buffer had initialized: none of its memory is reused."""
     for _ in range(2):
         assert blocks_after() == 1
         dist.barrier()
@@ -360,11 +362,11 @@ def initialised_anew() -> None:
         dist.barrier()
 
 
-# --- without being asked for ----------------------------------------------------------------------------------------
+# --- without an explicit request ------------------------------------------------------------------------------------
 
 
 def by_itself() -> None:
-    """On two machines, which share no memory, with ConnectX NICs; unless a rank lacks what it takes."""
+    """On two machines, which share no memory, with ConnectX NICs; unless a rank lacks a prerequisite."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     options = be_on_two_machines()
     case = Case("nvshmem", ranks, 20, hidden=264, topk=2, experts=2 * ranks, ranks_per_node=2)
@@ -382,7 +384,7 @@ def by_itself() -> None:
 
 
 def be_on_two_machines() -> dict[str, Any]:
-    """With ConnectX NICs; -> what a Buffer is told that chooses for itself."""
+    """Set up two machines with ConnectX NICs. Returns the options of a Buffer that chooses for itself."""
     start.machine_name = lambda: f"machine {dist.get_rank() // 2}"  # type: ignore[assignment]
     choice._NICS = Path(os.environ["NICS"])
     return {"heap": None, "ranks_per_node": None}
@@ -406,7 +408,7 @@ def not_by_itself_where_gpus_are_apart() -> None:
 
 
 def not_by_itself_after_one_that_was_told() -> None:
-    """What a Buffer sets for NVSHMEM is not what the user has set."""
+    """A variable that a Buffer sets for NVSHMEM does not count as set by the user."""
     options = be_on_two_machines()
     with make(**{**options, "heap": "nvshmem"}) as buffer:
         assert buffer._engine.is_symmetric and os.environ["NVSHMEM_IB_ENABLE_IBGDA"] == "1"
@@ -415,7 +417,7 @@ def not_by_itself_after_one_that_was_told() -> None:
 
 
 def by_itself_beside_others() -> None:
-    """Two halves have an NVSHMEM each, so a Buffer of all ranks that is not told does without."""
+    """Each half has its own NVSHMEM, so a Buffer of all ranks without an explicit request works without it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     options = be_on_two_machines()
     os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
@@ -471,7 +473,7 @@ def main() -> None:
     pretend()
     dist.init_process_group("gloo")
     CASES[sys.argv[1]]()
-    os._exit(0)  # whatever NVSHMEM, which has perhaps failed, would do at the end
+    os._exit(0)  # skips NVSHMEM's exit handlers, which may follow a failure
 
 
 if __name__ == "__main__":

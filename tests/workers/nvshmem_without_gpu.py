@@ -1,4 +1,4 @@
-"""Runs under torchrun, over NVSHMEM's own library: joins it as far as that goes without a GPU, and prints the error."""
+"""Runs under torchrun, over NVSHMEM's own library: joins it as far as possible without a GPU, and prints the error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deep_ep_py.nvshmem.library import NvshmemError, library
 
 
 class NoContext:
-    """In place of a GPU's: nothing becomes current."""
+    """A replacement for a GPU's context: nothing becomes current."""
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -24,7 +24,7 @@ def main() -> None:
     try:
         join(make_bootstrap(dist.group.WORLD), NoContext(), 4)
     except NvshmemError as error:
-        sys.stdout.write(f"status {library().status()}: {error}\n")  # at once, so that lines of two do not mix
+        sys.stdout.write(f"status {library().status()}: {error}\n")  # one write: lines of two must not mix
         sys.stdout.flush()
     dist.barrier()
 

@@ -1,5 +1,5 @@
-"""Runs under torchrun: the last rank's process ends in the middle; the others must raise at once, not hang, and
-say whose did."""
+"""Runs under torchrun: the last rank's process ends halfway; the others must raise at once, not hang, and name that
+rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
     try:
         buffer.dispatch(**dispatch_arguments(trial.work, rank))
     except deep_ep.DeepEPError as error:
-        if time.monotonic() - began > 5.0:  # a loaded machine's second
+        if time.monotonic() - began > 5.0:  # generous, for a loaded machine
             sys.exit(f"noticed after {time.monotonic() - began:.1f} s")
         print(f"rank {rank} raised {type(error).__name__}: {error}", flush=True)
     else:

@@ -1,4 +1,4 @@
-"""Runs over the stand-in for the driver: the measurement of posting, with a clock of the CPU."""
+"""Runs over the stand-in for the driver: the posting benchmark, with the CPU's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deep_ep_py.bench import posting
 
 
 class CpuTimer:
-    """What EventTimer does, where a kernel runs while its caller waits."""
+    """A replacement for EventTimer where a kernel runs while its caller waits."""
 
     def time(self, launch: Callable[[], Any], stream: Any) -> tuple[Any, float]:
         del stream

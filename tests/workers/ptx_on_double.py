@@ -1,5 +1,5 @@
-"""Loads a module of PTX by the library's launcher, over the stand-in for the driver. All threads of its kernel write to
-the same word: prints what comes of it.
+"""Loads a PTX module with the library's launcher, over the stand-in for the driver. All threads of its kernel write to
+the same word: prints the outcome.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import CudaError
 from ptx_programs import HEAD
 
-NAME, SYMBOL = "handshake", "_ZN7deep_ep9handshakeE"  # the stand-in takes launches of the library's kernels alone
+NAME, SYMBOL = "handshake", "_ZN7deep_ep9handshakeE"  # the stand-in accepts launches of the library's kernels only
 NO_SHAPE = (0, 0, 0)
 TEXT = f"""\
 // as NVRTC's texts begin
@@ -33,7 +33,7 @@ def refused(launcher: C.cuda.Launcher, text: str, symbol: str) -> str:
         load(launcher, text, symbol)
     except CudaError as error:
         return str(error)
-    raise AssertionError("the driver has taken it")
+    raise AssertionError("the driver accepted it")
 
 
 def main() -> None:

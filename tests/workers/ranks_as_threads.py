@@ -1,6 +1,6 @@
 """Runs over the stand-in for the driver: the named cases on ranks that are threads of one process and share a GPU.
 
-By arguments, some of the cases alone.
+Arguments select cases.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fail(group: Any) -> None:
 
 
 def loads_nothing_when_warm(group: Any) -> None:
-    """After a warm-up no call loads code or allocates, but for the outputs."""
+    """After a warm-up no call loads code or allocates, except for outputs."""
     trial = Trial.of(BY_NAME["two_ranks"])
     buffer = make_buffer(group, trial.case, "peer", device="cuda")
     buffer.warmup(trial.case.hidden, trial.case.topk)
@@ -68,7 +68,8 @@ def loads_nothing_when_warm(group: Any) -> None:
 
 
 def shares_with_its_proxy(group: Any) -> None:
-    """What kernels and a proxy share is all in pinned host memory: commands, how far these are, a fault, and words."""
+    """All state shared by kernels and a proxy is in pinned host memory: commands, progress counters, a fault, and
+    words."""
 
     def pinned(fabric: str) -> int:
         group.barrier()
@@ -88,7 +89,7 @@ def capture(buffer: Any, trials: list[Trial]) -> Captured:
 
 
 def graphs(group: Any, fabric: str) -> None:
-    """Graphs of two batch sizes are replayed between eager calls, in any order, each time with other routings."""
+    """Graphs of two batch sizes are replayed between eager calls, in any order, with different routing each time."""
     kinds = [[Trial.of(BY_NAME[name], seed) for seed in (1, 2, 3)] for name in ("uneven_tokens", "uniform")]
     buffer = make_buffer(group, kinds[0][0].case, fabric, device="cuda")
     pending = buffer._begin_dispatch(**dispatch_arguments(kinds[1][0].work, buffer.rank))
@@ -105,7 +106,7 @@ def graphs(group: Any, fabric: str) -> None:
 
 
 def compiling(group: Any) -> None:
-    """A rank that waits for one that compiles is told so, in the log while it waits and by its timeout."""
+    """A rank that waits for one that is compiling learns so, in the log while it waits and from its timeout."""
     trial = Trial.of(BY_NAME["two_ranks"])
     messages: list[str] = []
     handler = logging.Handler()
@@ -145,7 +146,7 @@ def fp8_rows(group: Any) -> None:
 
 
 def pool(group: Any) -> None:
-    """What torch's allocator is given for a pool: memory of the arena, which outlives the Buffer, or none."""
+    """The memory that torch's allocator gets for a pool: from the arena, and outliving the Buffer, or none."""
     allocate, free = pretend_gpu.pool_functions()
     size = 2 << 20
     buffer = make_buffer(group, BY_NAME["two_ranks"], "peer", device="cuda", arena_bytes=size)
@@ -167,7 +168,7 @@ def pool(group: Any) -> None:
 
 
 def refused_pool(group: Any) -> None:
-    """Where torch serves no pool over the arena, rows go in rounds, and that is said once."""
+    """If torch supports no pool over the arena, rows go in rounds, and that is reported once."""
     trial = Trial.of(BY_NAME["two_ranks"])
     buffer = make_buffer(group, trial.case, "peer", device="cuda")
     messages: list[str] = []
@@ -186,7 +187,7 @@ def refused_pool(group: Any) -> None:
         round_trip(buffer, buffer.rank, trial, blocks=2)
     group.barrier()
     logging.getLogger("deep_ep_py").removeHandler(handler)
-    # Threads have one log, and a handler each that hears all of it.
+    # Threads share a log, and each has a handler that receives all of it.
     told = [message for message in messages if "torch does not take memory" in message]
     assert len(told) == 1, messages
     assert "(expandable_segments is not supported with MemPools), so rows go in rounds" in told[0], told
@@ -205,7 +206,7 @@ def weak(group: Any) -> None:
 
 
 def fails_later(group: Any) -> None:
-    """The host does not wait for kernels: what a call has failed of is raised by the next one, or by destroy."""
+    """The host does not wait for kernels: a call's failure is raised by the next call, or by destroy."""
     trial = Trial.of(BY_NAME["two_ranks"])
     for ending in ("call", "destroy", "graph"):
         buffer = make_buffer(group, trial.case, "peer", device="cuda", timeout=1.0)
@@ -218,7 +219,7 @@ def fails_later(group: Any) -> None:
             if ending == "graph":
                 graph.replay()
             else:
-                buffer.dispatch(**arguments)  # rank 1 does not come, and nothing is raised
+                buffer.dispatch(**arguments)  # rank 1 does not call it, and nothing is raised
             with pytest.raises(DeepEPTimeout, match="rank 1"):
                 buffer.destroy() if ending == "destroy" else buffer.dispatch(**arguments)
         group.barrier()
@@ -231,8 +232,8 @@ def fails_later(group: Any) -> None:
 
 
 def recovers(group: Any, fabric: str) -> None:
-    """A replayed graph fails on all ranks, since one does not replay it; what is queued behind it fails with it. They
-    recover, and go on with eager calls and the same graph, whose tickets still bear the failure's marks."""
+    """A replayed graph fails on all ranks because one does not replay it, and calls queued after it fail with it. The
+    ranks recover, and continue with eager calls and the same graph, whose tickets still carry the failure's marks."""
     trials = [Trial.of(BY_NAME["uneven_tokens"], seed) for seed in (1, 2)]
     buffer = make_buffer(group, trials[0].case, fabric, device="cuda", timeout=1.0)
     captured = capture(buffer, trials)
@@ -257,7 +258,7 @@ def recovers(group: Any, fabric: str) -> None:
 
 
 def dropped_graphs(group: Any) -> None:
-    """A Buffer forgets the calls of graphs that cannot run any more; their tickets serve others."""
+    """A Buffer forgets the calls of graphs that can no longer run; their tickets are reused."""
     trial = Trial.of(BY_NAME["two_ranks"])
     buffer = make_buffer(group, trial.case, "peer", device="cuda")
     arguments = dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=trial.max_rows)
@@ -284,8 +285,8 @@ def dropped_graphs(group: Any) -> None:
 
 
 def behind_another_buffer(group: Any) -> None:
-    """Calls of a second Buffer that are queued behind a failure of the first one leave: they may work on its results.
-    When the first one's failure has been raised the second one goes on, unless it was among these."""
+    """Calls of a second Buffer that are queued after a failure of the first exit, because they may use its results.
+    Once the first one's failure has been raised the second continues, unless its calls were among these."""
     trial = Trial.of(BY_NAME["two_ranks"])
     first, idle, queued = (
         make_buffer(group, trial.case, "peer", device="cuda", timeout=timeout) for timeout in (1.0, 60.0, 60.0)
@@ -293,7 +294,7 @@ def behind_another_buffer(group: Any) -> None:
     rank, arguments = first.rank, dispatch_arguments(trial.work, first.rank, num_worst_tokens=trial.max_rows)
     group.barrier()
     if rank == 0:
-        first.dispatch(**arguments)  # rank 1 does not come
+        first.dispatch(**arguments)  # rank 1 does not call it
         queued.dispatch(**arguments)
         with pytest.raises(DeepEPTimeout, match="rank 1"):
             first.check()

@@ -1,6 +1,6 @@
 """Runs over the stand-in for the driver, which lets no two kernels run side by side: ranks that launch together.
 
-By arguments, some of the cases alone, or what fails.
+Arguments select cases, or the failures.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TOGETHER: dict[str, Any] = {"device": "cuda", "one_launch": True}
 
 
 def errors_of(fn: Any, timeout: float) -> list[BaseException | None]:
-    """What each rank raises where the Buffer has this timeout."""
-    made = threading.Barrier(3)  # the group's could fail a rank that it has let go but that has not woken up yet
+    """Return what each rank raises where the Buffer has this timeout."""
+    made = threading.Barrier(3)  # the group's could fail a rank that has been released but has not yet woken up
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=timeout)
@@ -69,7 +69,7 @@ def captures(buffer: Any, arguments: dict[str, Any]) -> None:
 
 
 def check_failures() -> None:
-    """Every rank says which one did not come, or with what; soon, unless it could still have come."""
+    """Every rank names the one that did not arrive, or its mismatch; promptly, unless it could still have arrived."""
     for error in errors_of(another_kernel, timeout=60.0):
         assert isinstance(error, DeepEPError), error
         assert "rank 1 came with layout for 3 ranks, rows of 0 bytes and top-3, 2 blocks" in str(error), error
@@ -92,7 +92,7 @@ def check_failures() -> None:
 
 
 def check_that_kernels_take_turns() -> None:
-    """What this is for: ranks that launch for themselves would wait for each other forever."""
+    """The reason for a common launch: ranks that launch separately would wait for each other forever."""
     with pytest.raises(DeepEPTimeout, match="waited for counts"):
         run_ranks(3, on_each_rank, TRIAL, device="cuda", timeout=1.0)
 

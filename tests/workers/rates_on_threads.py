@@ -1,4 +1,4 @@
-"""Runs over the stand-in for the driver: the measurement of rates, with times made up; then what Buffers make of it."""
+"""Runs over the stand-in for the driver: the measurement of rates, with fabricated times; then their use by Buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS, ITERATIONS = 256, 2
 
 
 def times() -> Iterator[float]:
-    """Milliseconds of every call, in their order: 10 us, and for many tokens 1 ms of work that 20 blocks can share."""
+    """Milliseconds of every call, in order: 10 us, and for many tokens 1 ms of work that 20 blocks can share."""
     repeats = range(ITERATIONS + 2)
     yield from (0.01 for _ in repeats)
     for blocks in (1, 2, 4, 8, 16, 32, 64, 128, 132):
@@ -27,7 +27,7 @@ def times() -> Iterator[float]:
 
 
 class ScriptedTimer:
-    """What EventTimer does, with times made up."""
+    """A replacement for EventTimer with fabricated times."""
 
     script = times()
 
@@ -38,7 +38,7 @@ class ScriptedTimer:
 
 
 def blocks_of_calls(group: Any) -> list[int]:
-    """How many blocks calls of few and of many tokens get, and one with a Config."""
+    """Return the numbers of blocks for calls of few and of many tokens, and for one with a Config."""
     buffer = deep_ep.Buffer(group, num_nvl_bytes=1 << 20, device="cuda")
     launched = []
     for tokens, config in ((1, None), (512, None), (512, deep_ep.Config(num_sms=3))):
@@ -66,7 +66,7 @@ def main() -> None:
     assert next(ScriptedTimer.script, None) is None
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(rates.as_table(report))
-    # Of a GPU of which one block does all but a little of what can be done, and then only half of it.
+    # For a GPU on which one block achieves nearly the maximum rate, and then only half of it.
     ours = rates.Rates(per_block=100e9, most=101e9, startup=1e-6)
     ours.save(report["file"])
     (one,) = run_ranks(1, blocks_of_calls, device="cuda")

@@ -1,4 +1,4 @@
-"""Runs under torchrun: where ranks cannot go along, all raise and say why; then they make a Buffer all the same."""
+"""Runs under torchrun: where ranks cannot proceed, all raise the reason; afterwards they can still make a Buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import deep_ep_py as deep_ep
 from deep_ep_py.core.environment import FABRIC, PROVIDER, PROXY_CPUS
 
 ODD = 1
-"""The rank that is told something else."""
+"""The rank that gets a different setting."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Runs under torchrun, over the stand-in for the driver: graphs that are replayed between processes, and a recovery.
+"""Runs under torchrun, over the stand-in for the driver: graph replays between processes, and a recovery.
 
-A replay is no call of this library's host: what its kernels leave for a proxy, the proxy finds by itself.
+A replay is not a call of this library's host code: the proxy finds the commands of its kernels by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     with make_buffer(dist.group.WORLD, case, options.fabric, device="cuda", timeout=20.0) as buffer:
         graph = pretend_gpu.Graph()
         captured = Captured(buffer, trials, graph.capture, graph.replay)
-        # So often that the bank of words that the ranks began with is used again.
+        # Often enough that the initial bank of words is reused.
         for _ in range(3):
             for trial in trials:
                 captured.replay(trial)

@@ -30,10 +30,10 @@ PATHS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--path", choices=PATHS, action="append", help="may be given several times; default direct")
+    parser.add_argument("--path", choices=PATHS, action="append", help="may be repeated; default: direct")
     parser.add_argument("--pretend-gpu", action="store_true")
-    parser.add_argument("--device", default="cpu", help="cuda:local: each process has one of its own")
-    parser.add_argument("--growing", action="store_true", help="a GPU's arena begins with next to nothing")
+    parser.add_argument("--device", default="cpu", help="cuda:local: each process has its own")
+    parser.add_argument("--growing", action="store_true", help="the GPU's arena begins nearly empty")
     options = parser.parse_args()
     if options.growing:
         CudaDevice.first_arena_bytes = 0
@@ -68,7 +68,8 @@ def layers(buffer: deep_ep.Buffer, trials: list[Trial], device: str, growing: bo
         assert stats["rounds"] and stats["direct"] and stats["arena_growths"], stats
     del buffer
     gc.collect()
-    # Outputs live in memory that the peers map: it stays although this rank's Buffer, and soon its peers, are gone.
+    # Outputs are in memory that the peers map: it stays valid after this rank's Buffer, and soon its peers, are
+    # destroyed.
     for trial, results in kept:
         trial.check_dispatch(rank, results)
 

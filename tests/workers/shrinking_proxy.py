@@ -1,4 +1,4 @@
-"""Runs under torchrun: asks for what the proxy does not offer between processes, and prints the answer."""
+"""Runs under torchrun: requests an option that the proxy does not support between processes, and prints the answer."""
 
 from __future__ import annotations
 

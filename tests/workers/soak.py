@@ -1,7 +1,7 @@
-"""Four rank processes that do all a Buffer can, for minutes: random shapes, BF16 and FP8, outputs kept and dropped,
-calls waited for at once or later, failures and recoveries, Buffers made and destroyed. All results are checked, kept
-ones again before they are dropped. What the processes hold is sampled, every few seconds and whenever there is no
-Buffer: a line of JSON per sample, and one at the end.
+"""Four rank processes that use all features of a Buffer for minutes: random shapes, BF16 and FP8, outputs kept and
+dropped, calls waited for at once or later, failures and recoveries, Buffers made and destroyed. All results are
+checked; kept ones again before they are dropped. The resources that the processes hold are sampled every few seconds
+and whenever there is no Buffer: a line of JSON per sample, and one at the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def case_of(random_: random.Random, fp8: bool, ranks_per_node: int | None) -> Ca
 
 
 def buffer_of(hub: Hub, random_: random.Random) -> tuple[deep_ep.Buffer, int | None, str]:
-    """Make one; -> with its nodes, and what makes a difference to its memory."""
+    """Make one. Returns it with its ranks per node, and a label of what affects its memory."""
     fabric, ranks_per_node = random_.choice(
         (("peer", None), ("peer", None), ("ibgda", 1), ("ibgda", 2), ("weak", None), ("weak", 2))
     )
@@ -72,7 +72,7 @@ def buffer_of(hub: Hub, random_: random.Random) -> tuple[deep_ep.Buffer, int | N
 
 
 class Soak:
-    """One rank. Whatever ranks must do alike is drawn from the same seed by all of them."""
+    """One rank. All choices that ranks must make alike are drawn from the same seed."""
 
     def __init__(self, hub: Hub, random_: random.Random) -> None:
         self.hub, self.random, self.rank = hub, random_, hub.rank
@@ -82,7 +82,7 @@ class Soak:
         self.began = self.sampled = time.monotonic()
 
     def live(self) -> None:
-        """The life of a Buffer."""
+        """Run through the lifetime of a Buffer."""
         buffer, per_node, self.label = buffer_of(self.hub, self.random)
         self.done["Buffers"] += 1
         for _ in range(self.random.randint(3, 40)):
@@ -101,11 +101,11 @@ class Soak:
             self.drop(len(self.kept))
             gc.collect()
             used = buffer.stats()["arena_used"]
-            assert used == 0, f"{used} bytes of the arena are in use, and nothing that was made there is left"
+            assert used == 0, f"{used} bytes of the arena are in use, although no output in it remains"
         buffer.destroy()
 
     def use(self, buffer: deep_ep.Buffer, trial: Trial) -> None:
-        """A dispatch, and calls with its handle."""
+        """Make a dispatch, and calls with its handle."""
         rank, random_ = self.rank, self.random
         worst = trial.max_rows + random_.randint(0, 9) if random_.random() < 0.25 else 0
         arguments = dispatch_arguments(trial.work, rank, expert_alignment=trial.case.expert_alignment)
@@ -159,13 +159,13 @@ class Soak:
         self.drop(max(0, len(self.kept) - MAX_KEPT) + (self.random.random() < 0.25))
 
     def drop(self, count: int) -> None:
-        """Some of what was kept, which must have stayed as it was."""
+        """Drop some kept results, which must be unchanged."""
         for _ in range(min(count, len(self.kept))):
             self.kept.pop(self.random.randrange(len(self.kept)))()
             self.done["checked again"] += 1
 
     def fail(self, buffer: deep_ep.Buffer, ranks_per_node: int | None) -> None:
-        """One rank fails in some way, with calls on their way. What has ended well is right; all recover."""
+        """One rank fails in some way, with calls in flight. Successful calls have the right results; all recover."""
         case = Case("failing", RANKS, 60, hidden=264, topk=4, experts=16, ranks_per_node=ranks_per_node)
         trial = Trial.of(case, self.random.randrange(1 << 30))
         rank, chosen = self.rank, self.random.randrange(RANKS)
@@ -173,7 +173,7 @@ class Soak:
         self.done[how] += 1
         arguments = dispatch_arguments(trial.work, rank)
         handle = buffer.dispatch(**arguments)[4]
-        self.hub.allgather(None)  # one that aborts would end the others' dispatch
+        self.hub.allgather(None)  # an abort would fail the others' dispatch
         if how == "bad argument":
             if rank == chosen:
                 try:
@@ -181,7 +181,7 @@ class Soak:
                 except ValueError:
                     pass
                 else:
-                    raise AssertionError("a topk_idx of too few tokens was taken")
+                    raise AssertionError("a topk_idx of too few tokens was accepted")
             self.take(*self.combine(buffer, trial, handle, later=False))  # nothing was lost
             return
         errors, moment = [], self.random.randrange(3)
@@ -204,7 +204,7 @@ class Soak:
                     errors.append(str(error))
                 else:
                     check()
-        if how != "stall":  # whose length is the machine's too
+        if how != "stall":  # whose duration depends on the machine too
             assert errors, f"{how}: no exception"
         self.done["exceptions"] += len(errors)
         buffer.recover(timeout=TIMEOUT)
@@ -213,9 +213,9 @@ class Soak:
         raise AssertionError(f"{what}: expected an exception")
 
     def sample(self, buffer: deep_ep.Buffer | None = None) -> None:
-        """Tell the parent what this process holds."""
+        """Send the parent a sample of what this process holds."""
         held, now = Held.now(), time.monotonic()
-        if buffer is not None:  # many a Buffer lives for less than the interval, and those without one come in between
+        if buffer is not None:  # many Buffers live for less than the interval, and samples without one occur in between
             self.sampled = now
         self.hub.tell(
             "sample",
@@ -234,7 +234,7 @@ class Soak:
 
 
 def be_a_rank(hub: Hub, seed: int, seconds: float) -> None:
-    """Live with one Buffer after the other until the time is over for all."""
+    """Use one Buffer after another until the time is over for all ranks."""
     before = Held.now()
     soak = Soak(hub, random.Random(seed))
     more = True
@@ -257,7 +257,7 @@ def main() -> None:
     done: dict[int, Any] = {}
     errors: list[str] = []
     heard = began = time.monotonic()
-    # No thread refreshes the bar: it would be forked with the ranks.
+    # No thread may refresh the bar: it would be forked with the ranks.
     with Progress(console=Console(file=sys.stderr), auto_refresh=False) as progress:
         task = progress.add_task("soak", total=options.seconds)
         while world.open and time.monotonic() < heard + (OTHERS_SECONDS if errors else HUNG_SECONDS):
@@ -272,7 +272,7 @@ def main() -> None:
             progress.update(task, completed=min(time.monotonic() - began, options.seconds))
             progress.refresh()
     if world.open:
-        errors.append(f"nothing was heard of ranks {sorted(world.open)} for {time.monotonic() - heard:.0f} s")
+        errors.append(f"no message from ranks {sorted(world.open)} for {time.monotonic() - heard:.0f} s")
     statuses = world.end()
     print(json.dumps({"kind": "end", "errors": errors, "done": done, "statuses": statuses, "left": world.leftovers()}))
 

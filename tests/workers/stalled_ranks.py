@@ -1,9 +1,9 @@
-"""Stalls one of several rank processes beyond the timeout, again and again, while each rank has three operations on
-their way: a line of JSON per round, and one per world of ranks when it ends.
+"""Stalls one of several rank processes beyond the timeout, again and again, while each rank has three operations in
+flight: a line of JSON per round, and one per world of ranks when it ends.
 
-A rank stalls before one of its calls, or its whole process is stopped at a random moment. What comes without an
-exception has the right bits; then all recover and go on in the same processes. Rows are unlike in every operation, so
-those of an earlier one are seen for what they are.
+A rank stalls before one of its calls, or its whole process is stopped at a random moment. Results without an exception
+have the right bits; then all recover and continue in the same processes. Rows differ in every operation, so that those
+of an earlier one are recognized.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STOPPED = -1
 
 @dataclass(frozen=True)
 class Shape:
-    """What a world of ranks keeps for all its rounds."""
+    """Parameters of a world of ranks, fixed for all its rounds."""
 
     fabric: str
     ranks: int
@@ -67,7 +67,7 @@ class Plan:
 
 
 def shape_of(number: int, random_: random.Random) -> Shape:
-    """Worlds take turns: rows straight into place, in rounds through the Buffer, over software NICs."""
+    """Worlds alternate: rows directly to their destination, in rounds through the Buffer, over software NICs."""
     ranks = random_.randint(2, 4)
     arena_bytes = 0 if number % 3 == 1 else 1 << 26
     fabric, ranks_per_node = "peer", None
@@ -78,7 +78,7 @@ def shape_of(number: int, random_: random.Random) -> Shape:
 
 
 def plan_of(number: int, random_: random.Random, ranks: int, usual_seconds: float) -> Plan:
-    """`usual_seconds` is what three operations take where nothing stalls."""
+    """Draw a round. `usual_seconds` is the duration of three operations without a stall."""
     steps = tuple(random_.choice(STEPS) for _ in range(3))
     call = random_.choice((0, 1, 2, STOPPED, STOPPED, STOPPED))
     moment = random_.uniform(0.0, usual_seconds)
@@ -88,7 +88,7 @@ def plan_of(number: int, random_: random.Random, ranks: int, usual_seconds: floa
 
 @dataclass(frozen=True)
 class Rows:
-    """A trial, and what combine makes of the rows as they were dispatched."""
+    """A trial, and the combine results of its rows as they were dispatched."""
 
     trial: Trial
     echo: list[oracle.Combined]
@@ -110,7 +110,7 @@ def rows_of(ranks: int, ranks_per_node: int | None) -> list[Rows]:
 
 
 def scaled(sums: oracle.Combined, factor: float) -> oracle.Combined:
-    """By a power of two, which changes no rounding."""
+    """Scale by a power of two, which changes no rounding."""
     return replace(sums, x=sums.x * factor, exact=sums.exact * factor, tolerance=sums.tolerance * factor)
 
 
@@ -126,10 +126,10 @@ class Round:
         self.trial.check_dispatch(self.rank, results)
         self.handle = results[4]
         self.sent = results[0], 1.0  # the rows of the latest dispatch, and their factor
-        self.right: list[Callable[[], None]] = []  # checks of what has ended well
+        self.right: list[Callable[[], None]] = []  # checks of operations that succeeded
 
     def begin(self, step: str, factor: float) -> tuple[Any, Callable[[], None]]:
-        """Queue an operation; -> its event, and what checks its results."""
+        """Queue an operation. Returns its event, and the check of its results."""
         buffer, rank, trial = self.buffer, self.rank, self.trial
         if step in ("combine", "echo"):
             x, weights = trial.expert.x[rank] * factor, trial.expert.topk_weights[rank]
@@ -152,7 +152,7 @@ class Round:
         return results[5], lambda: wanted.check_dispatch(rank, results)
 
     def play(self) -> dict[str, Any]:
-        """Queue all, wait for all; -> what came of each, and when."""
+        """Queue all operations and wait for all. Returns each one's outcome, and when."""
         queued: list[Any] = []
         stalled_at = None
         began = time.monotonic()
@@ -173,7 +173,7 @@ class Round:
 
 
 def end_of(event: Any, check: Callable[[], None]) -> Any:
-    """Wait for an operation; -> the check of its results, or what it has failed of."""
+    """Wait for an operation. Returns the check of its results, or its failure."""
     try:
         event.current_stream_wait()
     except deep_ep.DeepEPError as error:
@@ -186,7 +186,7 @@ def error_of(error: deep_ep.DeepEPError) -> dict[str, Any]:
 
 
 def wrong_of(*checks: Callable[[], None]) -> str | None:
-    """What the first of these checks finds that does not pass."""
+    """Return the error of the first check that fails."""
     for check in checks:
         try:
             check()
@@ -216,7 +216,7 @@ def play_all(hub: Hub, shape: Shape) -> None:
         hub.tell("ended", report)
         if hub.parent.recv():
             buffer.recover(timeout=AMPLE_SECONDS)
-        # What had ended well stays as it was, until it is dropped.
+        # Successful results stay unchanged until they are dropped.
         wrong = wrong_of(*this.right, *earlier)
         earlier = this.right
         held = Held.now()
@@ -227,18 +227,18 @@ def play_all(hub: Hub, shape: Shape) -> None:
 
 
 class Hang(Exception):
-    """Ranks that are not heard of."""
+    """Ranks from which no message arrives."""
 
 
 def gather(world: World, wanted: str, stop: tuple[int, float, float] | None = None) -> tuple[dict[int, Any], Any]:
-    """A message of each rank, by rank, and when the rank of `stop` was stopped, for how long: (rank, moment, seconds).
+    """Return a message of each rank, and when the rank of `stop`, (rank, moment, seconds), was stopped.
 
     Raises
     ------
     Hang
         After HUNG_SECONDS.
     RuntimeError
-        If a rank says that it has failed, or ends.
+        If a rank reports a failure, or ends.
     """
     found: dict[int, Any] = {}
     began, stopped_at, stopped = time.monotonic(), None, False
@@ -257,12 +257,12 @@ def gather(world: World, wanted: str, stop: tuple[int, float, float] | None = No
                 raise RuntimeError(f"rank {rank}: {kind}: {value}")
             found[rank] = value
         if wanted != "kept" and len(world.open) < world.ranks:
-            raise RuntimeError(f"a rank has ended; open are {sorted(world.open)}")
+            raise RuntimeError(f"a rank has ended; still open: {sorted(world.open)}")
     return found, stopped_at
 
 
 def names_the_cause(failed: dict[int, dict[str, Any]], stalled: int) -> dict[int, str]:
-    """How each failed rank's first exception leads to the rank that stalled: itself, or by way of those it names."""
+    """Return how each failed rank's first exception leads to the stalled rank: directly, or through ranks it names."""
     mentions = {rank: {int(one) for one in re.findall(r"rank (\d+)", error["text"])} for rank, error in failed.items()}
     found = {}
     for rank, direct in mentions.items():
@@ -354,7 +354,7 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, help="Default: at least 3, of at most 25 rounds each.")
     options = parser.parse_args()
     worlds = options.worlds or max(3, -(-options.rounds // ROUNDS_PER_WORLD))
-    # No thread refreshes the bar: ranks are forked from this process.
+    # No thread may refresh the bar, because ranks are forked from this process.
     with Progress(console=Console(file=sys.stderr), auto_refresh=False) as progress:
         task = progress.add_task("stalls", total=options.rounds)
 

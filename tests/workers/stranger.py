@@ -1,7 +1,7 @@
 """A process of the same user that is no rank: it finds the ranks' sockets in /proc/net/unix and connects to them first.
 
-Arguments: what it does, the process whose sockets it looks for, how many those are, and a file for its pickle to make.
-It says "ready" and goes on until its input ends.
+Arguments: its behavior, the process whose sockets it looks for, their number, and a file for its pickle to create. It
+prints "ready" and continues until its input ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 class MakesFile:
-    """Something that creates a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -44,18 +44,18 @@ def connect(name: str) -> socket.socket:
 
 
 def send_pickles(names: list[str], path: str) -> list[socket.socket]:
-    """Be every rank towards one of them."""
+    """Connect to one of them as every rank."""
     connections = []
     for rank in range(len(names)):
         connections.append(connect(names[0]))
         connections[-1].send(struct.pack("i", rank))
-        with suppress(BrokenPipeError, ConnectionResetError):  # found out already
+        with suppress(BrokenPipeError, ConnectionResetError):  # already detected
             connections[-1].send(pickle.dumps(MakesFile(path)))
     return connections
 
 
 def fill(names: list[str]) -> list[socket.socket]:
-    """Connect until there is no room."""
+    """Connect until the backlog is full."""
     connections = []
     for name in names:
         with suppress(OSError):

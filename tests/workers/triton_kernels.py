@@ -1,4 +1,4 @@
-"""Runs with TRITON_INTERPRET=1: the layer's kernels in Triton do what their namesakes in torch do."""
+"""Runs with TRITON_INTERPRET=1: the layer's Triton kernels match their torch counterparts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def random(*shape: int) -> Tensor:
 
 
 def last_place(values: Tensor, bits: int, smallest: float) -> Tensor:
-    """The distance between neighbours of a format with so many bits of mantissa, there where the values lie."""
+    """Return the distance between adjacent numbers of a format with so many mantissa bits, at the given values."""
     return torch.maximum(values.abs(), torch.tensor(smallest)).log2().floor().exp2() * 2.0**-bits
 
 
@@ -27,7 +27,7 @@ def check_rows(topk_idx: Tensor, hidden: int, weights: Tensor | None) -> None:
     for name, given in (("gather_rows", (rows, slots, TOPK, weights)), ("sum_rows", (permuted, position, weights))):
         in_triton, in_torch = getattr(triton_kernels, name), getattr(torch_kernels, name)
         assert torch.equal(in_triton(*given), in_torch(*given)), name
-        # The interpreter cuts bits off where a GPU rounds: a unit in the last of BF16's places.
+        # The interpreter truncates where a GPU rounds: one unit in the last place of BF16.
         narrow = in_triton(given[0].bfloat16(), *given[1:]).float()
         exact = in_torch(given[0].bfloat16().float(), *given[1:])
         assert ((narrow - exact).abs() <= last_place(exact, 7, 1e-30)).all(), name
@@ -40,8 +40,8 @@ def check_casts(round_scale: bool) -> None:
     ours, scales = triton_kernels.cast_to_fp8(x, round_scale)
     plain, plain_scales = torch_kernels.cast_to_fp8(x, round_scale)
     assert torch.equal(scales, plain_scales)
-    # As above: a unit in the last of e4m3's places; below 2^-6 its numbers are equally far apart. Where rounding up
-    # makes a power of two, the interpreter forgets to raise the exponent: those are left out.
+    # As above: one unit in the last place of e4m3; below 2^-6 its numbers are equally spaced. If rounding up gives a
+    # power of two, the interpreter fails to raise the exponent; those are excluded.
     expected = plain.float()
     close = (ours.float() - expected).abs() <= last_place(expected, 3, 2.0**-6)
     power_of_two = torch.frexp(expected).mantissa.abs() == 0.5
@@ -61,7 +61,7 @@ def check_nothing_to_do() -> None:
 
 
 def main() -> None:
-    # Some choices of no expert here, one row of none at all.
+    # Some choices are no expert here, and one row has none at all.
     topk_idx = torch.randint(-2, EXPERTS + 2, (ROWS, TOPK), generator=torch.Generator().manual_seed(1))
     topk_idx[4] = -1
     for hidden in (8, 1096):

@@ -1,4 +1,4 @@
-"""What serves as `deep_ep.utils`: the helpers of DeepEP's tests and benchmarks, and the events of 1.2."""
+"""Stand-in for `deep_ep.utils`: the helpers of DeepEP's tests and benchmarks, and the events of 1.2."""
 
 from . import envs, event, math, testing
 from .envs import init_dist

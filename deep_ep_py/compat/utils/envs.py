@@ -1,4 +1,4 @@
-"""What serves as `deep_ep.utils.envs`: starting processes' common group."""
+"""Stand-in for `deep_ep.utils.envs`: joins processes in a group."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch.distributed as dist
 def init_dist(local_rank: int, num_local_ranks: int, seed: int | None = None) -> tuple[int, int, Any]:
     """Join the default process group, and make bfloat16 and this process's GPU torch's defaults.
 
-    Where the machines meet comes from the environment: MASTER_ADDR (127.0.0.1), MASTER_PORT (8361), WORLD_SIZE, the
-    number of machines (1), and RANK, that of this machine (0). Over NCCL where torch has a GPU, else over Gloo and on
-    the CPU.
+    The rendezvous is configured by environment variables (defaults in parentheses): MASTER_ADDR (127.0.0.1),
+    MASTER_PORT (8361), WORLD_SIZE, the number of machines (1), and RANK, the index of this machine (0). The backend is
+    NCCL if torch has a GPU; otherwise it is Gloo, and tensors stay on the CPU.
 
     Parameters
     ----------
     local_rank : int
-        Of this process on its machine.
+        Index of this process on its machine.
     num_local_ranks : int
-        Processes on each machine.
+        Number of processes on each machine.
     seed : int, optional
-        For torch's and Python's random numbers, the rank added to it.
+        Seed of torch's and Python's random numbers; the rank is added to it.
 
     Returns
     -------
     rank, num_ranks : int
         Among the processes of all machines.
     group : torch.distributed.ProcessGroup
-        A new one of all of them.
+        A new group of all of them.
     """
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "8361")
     machines, machine = (int(os.environ.get(name, value)) for name, value in (("WORLD_SIZE", "1"), ("RANK", "0")))

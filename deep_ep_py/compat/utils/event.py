@@ -1,4 +1,4 @@
-"""What serves as `deep_ep.utils.event`."""
+"""Stand-in for `deep_ep.utils.event`."""
 
 from deep_ep_py import EventHandle, EventOverlap
 

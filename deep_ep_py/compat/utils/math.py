@@ -1,4 +1,4 @@
-"""What serves as `deep_ep.utils.math`: casts to FP8 and back, and what tests of dispatch and combine compute."""
+"""Stand-in for `deep_ep.utils.math`: casts to FP8 and back, and helpers of tests of dispatch and combine."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _GROUP = 128
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Return how far two tensors are apart: 1 less their similarity, 0 where they are equal.
+    """Return how far apart two tensors are: 1 minus their similarity, 0 if they are equal.
 
-    In float64, with 1 added to every element, so that zeros count: 1 - 2 sum(xy) / sum(xx + yy).
+    Computed in float64 as 1 - 2 sum(xy) / sum(xx + yy), with 1 added to every element so that zeros count.
     """
     a, b = x.double() + 1, y.double() + 1
     return float(1 - 2 * (a * b).sum() / (a.square() + b.square()).sum())
 
 
 def _filled_up(x: torch.Tensor, multiple: int) -> torch.Tensor:
-    """Return rows with zeros behind them, so that their length is a multiple."""
+    """Return rows padded with zeros to a length that is a multiple of `multiple`."""
     if x.dim() != 2:
         raise ValueError(f"x of shape {list(x.shape)}: expected [rows, columns]")
     return F.pad(x, (0, -x.shape[1] % multiple)).contiguous()
 
 
 def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cast rows to FP8 with a scale for each 128 elements, as FP8 dispatch takes them.
+    """Cast rows to FP8 with one scale per 128 elements, the format that FP8 dispatch takes.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x_fp8 : torch.Tensor
         float8_e4m3fn [rows, columns].
     scales : torch.Tensor
-        float32 [rows, columns / 128, rounded up]: the largest magnitude of each group, at least 1e-4, over 448.
+        float32 [rows, ceil(columns / 128)]: the largest magnitude of each group, at least 1e-4, divided by 448.
     """
     from deep_ep_py.moe import fp8  # it imports the whole MoE layer, which not every user of `deep_ep` needs
 
@@ -54,8 +54,8 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
     x_fp8 : torch.Tensor
         float8_e4m3fn [rows, columns].
     x_scales : torch.Tensor
-        float32 [rows, groups], with any strides; or int32 [rows, groups / 4], four exponents (UE8M0) an element. Of
-        another shape they are taken in their order, a row's after the other's, as DeepEP takes them.
+        float32 [rows, groups], with any strides; or int32 [rows, groups / 4], four exponents (UE8M0) per element.
+        Scales of another shape are taken in order, row after row, as in DeepEP.
 
     Returns
     -------
@@ -71,17 +71,17 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
-    """Leave each row's distinct ids, the largest first, and -1 behind them.
+    """Reduce each row to its distinct ids, the largest first, followed by -1.
 
     Parameters
     ----------
     x : torch.Tensor
-        int64 [rows, ids], changed in place: ids below `num_slots`; negative ones are none.
+        int64 [rows, ids], changed in place: ids below `num_slots`; negative ones do not count.
     num_slots : int
-        Ids there are.
+        Number of possible ids.
     """
     ids = torch.arange(num_slots, dtype=x.dtype, device=x.device)
-    # One more place, for what is none.
+    # One extra slot, for ids that do not count.
     there = torch.zeros((x.shape[0], num_slots + 1), dtype=torch.bool, device=x.device)
     there.scatter_(1, x.masked_fill(x < 0, num_slots), True)
     kept = min(num_slots, x.shape[1])
@@ -90,16 +90,16 @@ def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
 
 
 def create_grouped_scores(scores: torch.Tensor, group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Return the scores with 0 for the experts of groups that a token does not choose.
+    """Return the scores, with 0 for experts in groups that a token has not chosen.
 
     Parameters
     ----------
     scores : torch.Tensor
         [tokens, experts].
     group_idx : torch.Tensor
-        int64 [tokens, chosen]: groups of neighbouring experts.
+        int64 [tokens, chosen]: the chosen groups; a group is a run of consecutive experts.
     num_groups : int
-        Groups there are.
+        Number of groups.
 
     Returns
     -------
@@ -112,5 +112,5 @@ def create_grouped_scores(scores: torch.Tensor, group_idx: torch.Tensor, num_gro
 
 
 def hash_tensor(t: torch.Tensor) -> int:
-    """Return the sum of a contiguous tensor's bytes taken as int32."""
+    """Return the sum of a contiguous tensor's bytes, read as int32."""
     return int(t.view(torch.int32).sum())

@@ -1,4 +1,4 @@
-"""What serves as `deep_ep.utils.testing`: timing a function, and the kernels it launches."""
+"""Stand-in for `deep_ep.utils.testing`: times a function, or the kernels it launches."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def bench(
     post_fn: Callable[[], Any] | None = None,
     flush_l2: bool = True,
 ) -> tuple[float, float, float]:
-    """Time a function: by events of the current stream where this process uses CUDA, else by the clock.
+    """Time a function: by events on the current stream if this process uses CUDA, otherwise by the clock.
 
     Parameters
     ----------
     fn : callable
-        What is timed.
+        The function to time.
     num_warmups, num_tests : int
-        Runs before, and runs that are timed, at least 2; the first of those does not count.
+        Untimed runs, and timed runs after them. There must be at least 2 timed runs; the first does not count.
     post_fn : callable, optional
-        Called after each of them, not timed.
+        Called after each timed run, not timed itself.
     flush_l2 : bool
-        Overwrite the GPU's L2 cache before each.
+        Overwrite the GPU's L2 cache before each timed run.
 
     Returns
     -------
@@ -94,39 +94,39 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Callable[[], Any] | None = None,
 ) -> Any:
-    """Time the kernels that a function launches on the GPU, by torch's profiler.
+    """Time the kernels that a function launches on the GPU, with torch's profiler.
 
     Parameters
     ----------
     fn : callable
-        What launches them.
+        The function that launches them.
     kernel_names : str or tuple of str
-        Parts of their names; each must be in the name of one kernel only.
+        Parts of kernel names; each must match exactly one kernel.
     num_tests : int
-        Runs that are looked at, after as many that are not.
+        Number of profiled runs; as many unprofiled runs precede them.
     suppress_kineto_output : bool
-        Keep the process from writing to its standard output and error meanwhile.
+        Suppress the process's standard output and standard error during the runs.
     trace_path : str, optional
-        Where to write a Chrome trace.
+        File to write a Chrome trace to.
     flush_l2 : bool
         Overwrite the GPU's L2 cache before each run.
     barrier_comm_profiling : bool
-        Let the ranks meet before each run, so that no kernel's time holds the wait for a later rank.
+        Synchronize the ranks before each run, so that no kernel's time includes the wait for a slower rank.
     num_kernels_per_period : int
-        How often a kernel is launched in each run.
+        Launches of each kernel per run.
     barrier : callable, optional
-        How they meet, instead of an all-reduce of the default group.
+        Synchronizes the ranks. Default: an all-reduce over the default group.
 
     Returns
     -------
     float, list of float, or a list of these
-        Mean seconds of the kernel; for each of its launches of a run, where there are several; for each name, where
+        Mean seconds of the kernel; one value per launch if a run launches it several times; one entry per name if
         `kernel_names` is a tuple.
 
     Raises
     ------
     RuntimeError
-        There is no GPU, or a name is in that of no kernel or of several.
+        There is no GPU, or a name matches no kernel or several.
     """
     if not torch.cuda.is_available():
         raise RuntimeError("bench_kineto: expected a GPU; torch's profiler does not see kernels that run on a CPU")
@@ -136,7 +136,7 @@ def bench_kineto(
             if flush_l2:
                 _evict_l2()
             if barrier_comm_profiling:
-                torch.cuda._sleep(20_000_000)  # the hosts get ahead of their GPUs, so launches cost nothing
+                torch.cuda._sleep(20_000_000)  # hosts get ahead of their GPUs, so launches cost nothing
                 barrier() if barrier is not None else dist.all_reduce(torch.ones(1, device="cuda"))
             fn()
         torch.cuda.synchronize()
@@ -158,14 +158,14 @@ def bench_kineto(
 
 
 def kernel_seconds(kernels: list[tuple[str, float, float]], name: str, period: int) -> float | list[float]:
-    """Return the mean seconds of the kernel that `name` is part of the name of, for each of its `period` launches.
+    """Return the mean seconds of the kernel whose name contains `name`, for each of its `period` launches.
 
-    `kernels`: name, start and seconds of all that ran.
+    `kernels`: name, start and seconds of every launch.
     """
     found = sorted({kernel for kernel, _, _ in kernels if name in kernel})
     if len(found) != 1:
         seen = found or sorted({kernel for kernel, _, _ in kernels})
-        raise RuntimeError(f"kernel_names={name!r}: expected to be in the name of one kernel, there are {seen}")
+        raise RuntimeError(f"kernel_names={name!r}: expected a part of exactly one kernel's name, found {seen}")
     launches = [seconds for _, _, seconds in sorted(k for k in kernels if k[0] == found[0])]
     if len(launches) % period:
         raise RuntimeError(f"num_kernels_per_period={period}: expected a divisor of the {len(launches)} launches")
@@ -175,7 +175,7 @@ def kernel_seconds(kernels: list[tuple[str, float, float]], name: str, period: i
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Send what the process writes to descriptors 1 and 2 nowhere."""
+    """Discard what the process writes to file descriptors 1 and 2."""
     saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

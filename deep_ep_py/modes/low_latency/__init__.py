@@ -1,1 +1,1 @@
-"""Low-latency mode: the calls of decoding."""
+"""Low-latency mode: the calls for decoding."""

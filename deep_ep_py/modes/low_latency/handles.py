@@ -1,4 +1,4 @@
-"""What a low-latency dispatch leaves behind for its combines."""
+"""Handles: the record of a low-latency dispatch that its combines need."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
 Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
-"""V1's: packed_recv_src_info int32 [local experts, ranks * most tokens], the source's token of each row;
-packed_recv_layout_range int64 [local experts, ranks], begin << 32 | count of each source's rows; most tokens; hidden;
-experts."""
+"""V1's handle: packed_recv_src_info int32 [local experts, ranks * maximum tokens], the index of each row's token at its
+source; packed_recv_layout_range int64 [local experts, ranks], begin << 32 | count of each source's rows; maximum
+tokens; hidden; experts.
+"""
 
 _ORIGIN = "_deep_ep_py_low_latency_origin"
 """Attribute of the storage behind packed_recv_src_info."""
 
 
 class Origin(NamedTuple):
-    """Of a handle: the dispatch that made it.
+    """The origin of a handle: the dispatch that made it.
 
-    Where results go, and where this rank's come, is no part of a handle as V1 has it. So the storage behind the
-    handle's first tensor refers to this object, which lives as long: a tuple that a caller rebuilds of a handle's
-    elements is a handle too.
+    V1's handle does not contain the places where results go and where this rank's results arrive. Therefore the storage
+    of the handle's first tensor refers to this object, which lives as long as the storage. A tuple that a caller
+    rebuilds from the handle's elements is therefore a valid handle too.
 
     Attributes
     ----------
     owner : Engine
-        Whose operation it was.
+        The engine that ran the dispatch.
     generation, operation : int
-        The generation of its Buffer, and its number there; the same on all ranks.
+        The generation of its Buffer, and the dispatch's number in it; the same on all ranks.
     sizes : Sizes
-        Of the dispatch.
+        Sizes of the dispatch.
     tokens : int
-        That this rank sent.
+        Number of tokens that this rank sent.
     places : torch.Tensor
-        int32 [words of `places_words`]: where results go, and where this rank's come.
+        int32 [words of `places_words`]: where results go, and where this rank's results arrive.
     """
 
     owner: Engine
@@ -52,42 +53,42 @@ class Origin(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Which operation of which Buffer it was; the same on all ranks."""
+        """The number that identifies the operation and its Buffer; the same on all ranks."""
         return number_of(self.owner, self.generation, self.operation)
 
     @property
     def result_shape(self) -> tuple[int, int, int]:
-        """Of what the experts hand to the combine."""
+        """Shape of the experts' results that the combine takes."""
         ranks = self.owner.ranks
         return self.sizes.experts // ranks, ranks * self.sizes.max_tokens, self.sizes.hidden
 
     @staticmethod
     def places_words(sizes: Sizes, ranks: int, tokens: int) -> int:
-        """Return how many int32 there are of places."""
+        """Return the number of int32 in `places`."""
         if sizes.weighted:
             return C.low_latency.places_words(sizes.native(), ranks=ranks, tokens=tokens)
-        # Compilers may have symbols for these, which C++ does not take.
+        # A compiler may pass symbolic values, which C++ does not accept.
         return sizes.experts * sizes.max_tokens + ranks + tokens * sizes.topk
 
     def handle_of(self, src_info: torch.Tensor, ranges: torch.Tensor) -> Handle:
-        """Make the handle of these two tensors."""
+        """Return the handle with these two tensors."""
         setattr(src_info.untyped_storage(), _ORIGIN, self)
         return src_info, ranges, self.sizes.max_tokens, self.sizes.hidden, self.sizes.experts
 
     @staticmethod
     def behind(src_info: torch.Tensor) -> Origin | None:
-        """Return what a handle's first element is of; None for another tensor, or a copy."""
+        """Return the origin of a handle's first element; None for another tensor, or a copy."""
         origin = getattr(src_info.untyped_storage(), _ORIGIN, None)
         return origin if isinstance(origin, Origin) else None
 
 
 def origin_of(given: Any) -> tuple[Handle, Origin]:
-    """Return the handle that was passed, and what it is of.
+    """Return the handle that was passed, and its origin.
 
     Raises
     ------
     TypeError, ValueError
-        It is none, or one of copies.
+        It is not a handle, or its elements are copies.
     """
     wanted = "expected the handle that low_latency_dispatch returned, or a tuple of its elements"
     if not isinstance(given, tuple | list) or len(given) != 5:
@@ -111,5 +112,5 @@ def origin_of(given: Any) -> tuple[Handle, Origin]:
         or hidden != sizes.hidden
         or experts != sizes.experts
     ):
-        raise ValueError(f"handle: {wanted}; elements are not of one dispatch, or were cut")
+        raise ValueError(f"handle: {wanted}; its elements are from different dispatches, or are slices")
     return (src_info, ranges, sizes.max_tokens, sizes.hidden, sizes.experts), origin

@@ -1,4 +1,4 @@
-"""What low-latency mode needs of a session."""
+"""The needs of low-latency mode."""
 
 from __future__ import annotations
 

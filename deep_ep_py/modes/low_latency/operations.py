@@ -1,4 +1,4 @@
-"""A low-latency dispatch and combine, from checked arguments to results, in the steps that the host takes."""
+"""Low-latency dispatch and combine on the host: the steps from arguments to results."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 Hook = Callable[[], None]
 _ROW_TYPES = (torch.bfloat16,)
 _SMALLEST_ROW = 8
-"""Elements."""
+"""Elements of the smallest row."""
 
 
 class Ending(NamedTuple):
-    """How a call ends: V1's arguments."""
+    """How a call ends: the arguments of V1."""
 
     async_finish: bool
     return_recv_hook: bool
 
     @staticmethod
     def checked(async_finish: Any, return_recv_hook: Any) -> Ending:
-        """Check them."""
+        """Check the arguments."""
         ending = Ending(
             arguments.flag("async_finish", async_finish), arguments.flag("return_recv_hook", return_recv_hook)
         )
         if ending.async_finish and ending.return_recv_hook:
-            raise ValueError("async_finish=True: expected False with return_recv_hook=True, the hook is the end")
+            raise ValueError("async_finish=True: expected False with return_recv_hook=True, the hook ends the call")
         return ending
 
 
 class _Rest:
-    """The receiving half of a call that is still to be launched: what a hook does."""
+    """The receiving half of a call, which its hook launches."""
 
     def __init__(
         self, engine: Engine, call: C.Call, operation: int, published: bool, handle: tuple[torch.Tensor, ...]
@@ -53,13 +53,13 @@ class _Rest:
         self._handle = handle
         self._generation, self._done = engine.generation, False
         self._captured = engine.device.capturing()
-        # What comes behind the call there may use its results once the hook has been called, on whatever thread.
+        # Later work on this stream may use the results once the hook has been called, on any thread.
         self._on_callers_stream = engine.device.callers_stream()
 
     def run(self) -> None:
-        """Launch it; on a CPU, wait for it."""
+        """Launch the receiving half; on a CPU, wait for it."""
         if self._done:
-            raise DeepEPError(f"{self._call.kind}: its hook has been called before")
+            raise DeepEPError(f"{self._call.kind}: its hook has already been called")
         engine = self._engine
         if self._generation != engine.generation:
             raise DeepEPError(f"{self._call.kind}: begun before the Buffer recovered, its hook cannot be called")
@@ -68,7 +68,7 @@ class _Rest:
         with self._on_callers_stream():
             if engine.device.capturing() != self._captured:
                 where = "in the capture" if self._captured else "outside a capture"
-                raise DeepEPError(f"{self._call.kind}: it was begun {where}, and its hook is to be called there")
+                raise DeepEPError(f"{self._call.kind}: it was begun {where}, so its hook must be called there")
             with engine.telling_others(self._call.kind):
                 self._done = True
                 engine.device.order_after_caller(None, False)
@@ -76,29 +76,29 @@ class _Rest:
                 engine.end_operation(self._call, self._operation, Streams(), self._handle)
 
     def run_if_dropped(self) -> None:
-        """The same for a hook that was dropped, where there is still something to receive."""
+        """Do the same for a dropped hook, if there is still something to receive."""
         engine = self._engine
         if self._done or self._generation != engine.generation or engine.broken is not None:
             return
         if self._captured or self._published:
-            # It could not run in the capture any more; or in the order in which other ranks call such hooks.
-            engine.break_off(f"the hook of a {self._call.kind} was dropped, which only its caller can call in time")
+            # It can no longer run in the capture, or in the order in which other ranks call such hooks.
+            engine.break_off(f"the hook of a {self._call.kind} was dropped, but only its caller could call it in time")
             engine.check_whole()
         self.run()
 
 
 class ReceiveHook:
-    """Receives what a call has sent for; to be called once.
+    """A hook that receives the results of a call. It must be called once.
 
-    One that is dropped runs before the next call or hook of its Buffer: not when it is dropped, which may be in a
-    garbage collection at any time.
+    A dropped hook runs before the next call or hook of its Buffer. It does not run when it is dropped, which may happen
+    in a garbage collection at any time.
     """
 
     def __init__(self, engine: Engine, rest: _Rest) -> None:
         self._engine, self._rest, self._called = engine, rest, False
 
     def __call__(self) -> None:
-        """Receive."""
+        """Receive the results."""
         self._called = True
         self._engine.run_dropped()
         self._rest.run()
@@ -116,7 +116,7 @@ def _end(
     published: bool = False,
     handle: tuple[torch.Tensor, ...] = (),
 ) -> tuple[EventOverlap, Hook | None]:
-    """End a call whose launches are made, or the sending half of one. `handle`: see `Engine.end_operation`."""
+    """End a call whose kernels are launched, or its sending half. For `handle`, see `Engine.end_operation`."""
     if not ending.return_recv_hook:
         return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish), handle), None
     hook = ReceiveHook(engine, _Rest(engine, call, operation, published, handle))
@@ -126,7 +126,7 @@ def _end(
 
 
 class DispatchArguments(NamedTuple):
-    """What a low-latency dispatch is given: `Buffer.low_latency_dispatch` says what each is."""
+    """The arguments of a low-latency dispatch; see `Buffer.low_latency_dispatch`."""
 
     x: Any
     topk_idx: Any
@@ -142,7 +142,7 @@ class DispatchArguments(NamedTuple):
 
 
 def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[Any, ...]:
-    """Check the arguments, make the outputs, launch what there is to launch."""
+    """Check the arguments, allocate the outputs and launch the kernels of a dispatch."""
     device, ranks = engine.device.torch_device, engine.ranks
     x = arguments.rows("x", given.x, _ROW_TYPES, device)
     tokens, hidden = x.shape
@@ -228,7 +228,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
 
 
 def meet(engine: Engine, plans: Plans) -> None:
-    """Wait until all ranks have come here, by a dispatch without tokens. A Buffer that masks ranks masks the others."""
+    """Wait for all ranks with a dispatch without tokens. A Buffer that masks ranks masks those that do not arrive."""
     device, smallest = engine.device.torch_device, Sizes(1, _SMALLEST_ROW, 1, engine.ranks)
     nothing = torch.empty((0, smallest.hidden), dtype=torch.bfloat16, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)
@@ -238,32 +238,33 @@ def meet(engine: Engine, plans: Plans) -> None:
 
 
 def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
-    """For what a rank reads and writes at the most, each row once for every expert."""
+    """Return the number of blocks for the most that a rank reads and writes: each row once per expert."""
     return engine.device.blocks_for(2 * tokens * sizes.topk * sizes.hidden * torch.bfloat16.itemsize)
 
 
 def _may_forward(engine: Engine, ending: Ending) -> bool:
-    """Tell whether rows may go once to each node.
+    """Return whether rows may go once to each node.
 
     Raises
     ------
     ValueError
-        The Buffer says that they always do, and they cannot.
+        The Buffer demands it, but this call cannot do it.
     """
     topology = engine.topology
-    # Nothing assigns the rows of a forwarder that is left out to another rank, so rows then go to each rank.
+    # No other rank takes over the rows of a forwarder that is left out, so rows then go to each rank.
     allowed = not engine.masks_ranks and engine.mask == 0
     if allowed and topology.once_per_node and ending.return_recv_hook and topology.forward_sms == 0:
         raise ValueError(
             "return_recv_hook=True: expected forward_sms of at least 1 on a Buffer with once_per_node=True; a hook may "
-            "come too late to forward what others wait for"
+            "run too late to forward rows that other ranks wait for"
         )
     return allowed and (topology.forward_sms > 0 or not ending.return_recv_hook)
 
 
 def _forward_blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
-    """Return the blocks of a launch that forwards alone: few where it waits for other ranks, as many as send where a
-    rank sums its own results.
+    """Return the number of blocks for a launch that only forwards.
+
+    If it waits for other ranks, that is at most `forward_sms`; if it only sums the rank's own results, as many as send.
     """
     blocks = _blocks(engine, tokens, sizes)
     return min(blocks, engine.topology.forward_sms) if sizes.per_node > 1 else blocks
@@ -274,7 +275,7 @@ def _optional(name: str, value: Any, dtype: torch.dtype, extent: int, device: to
 
 
 def _by_rows(scales: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return `scales.transpose(1, 2)[:, :rows]`, of a contiguous tensor, in one step."""
+    """Return `scales.transpose(1, 2)[:, :rows]` of a contiguous tensor in one step."""
     experts, words, stride = scales.shape
     return scales.as_strided((experts, rows, words), (words * stride, 1, stride))
 
@@ -284,7 +285,7 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 class CombineArguments(NamedTuple):
-    """What a low-latency combine is given: `Buffer.low_latency_combine` says what each is."""
+    """The arguments of a low-latency combine; see `Buffer.low_latency_combine`."""
 
     x: Any
     topk_idx: Any
@@ -298,35 +299,33 @@ class CombineArguments(NamedTuple):
 
 
 def _check_summed(engine: Engine, sizes: Sizes, given: CombineArguments, logfmt: bool) -> None:
-    """Check what a combine is given whose dispatch had the weights.
+    """Check the arguments of a combine whose dispatch was given the weights.
 
     Raises
     ------
     ValueError
-        Naming the argument.
+        The message names the argument.
     """
     if given.topk_weights is not None:
         raise ValueError(
-            f"topk_weights={arguments.describe(given.topk_weights)}: expected None, the dispatch of this handle was "
-            "given the weights"
+            f"topk_weights={arguments.describe(given.topk_weights)}: expected None, since the dispatch of this handle "
+            "was given the weights"
         )
     if logfmt:
-        raise ValueError("use_logfmt=True: expected False, the dispatch was given the weights, and sums are sent")
+        raise ValueError("use_logfmt=True: expected False, since the dispatch was given the weights and sums are sent")
     if engine.masks_ranks:
-        raise ValueError(
-            "handle: of a dispatch that was given the weights; expected another on a Buffer with enable_shrink=True"
-        )
+        raise ValueError("handle: expected one of a dispatch without topk_weights on a Buffer with enable_shrink=True")
     if sizes.per_node > 1 and given.ending.return_recv_hook and engine.topology.forward_sms == 0:
         raise ValueError(
             "return_recv_hook=True: expected a Buffer with forward_sms of at least 1, since the dispatch was given the "
-            "weights and its rows went once to each node; a hook may come too late to sum there what others wait for"
+            "weights and its rows went once to each node; a hook may run too late to sum results that others wait for"
         )
 
 
 def combine(
     engine: Engine, plans: Plans, views: Views, given: CombineArguments
 ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-    """Check the arguments, make the output, launch what there is to launch."""
+    """Check the arguments, allocate the output and launch the kernels of a combine."""
     handle, origin = origin_of(given.handle)
     check_origin(engine, origin.owner, origin.generation)
     if origin.owner is not engine and origin.owner.topology.mapped != engine.topology.mapped:
@@ -336,7 +335,7 @@ def combine(
     device, ranks, sizes, tokens = engine.device.torch_device, engine.ranks, origin.sizes, origin.tokens
     logfmt, zero_copy = arguments.flag("use_logfmt", given.use_logfmt), arguments.flag("zero_copy", given.zero_copy)
     if logfmt and zero_copy:
-        raise ValueError("use_logfmt=True: expected False with zero_copy=True, results are cast where they are copied")
+        raise ValueError("use_logfmt=True: expected False with zero_copy=True, since the cast needs a copy")
     if logfmt and not sizes.has_logfmt:
         raise ValueError(
             f"handle: of rows of {sizes.hidden} elements, expected a multiple of {C.low_latency.LOG_GROUP} elements "
@@ -365,9 +364,9 @@ def combine(
     combined = out
     if combined is None:
         (combined,) = engine.empty_private(((tokens, sizes.hidden), torch.bfloat16))
-    # The caller may write over x when a call has returned, but not while a hook is still to come.
+    # The caller may overwrite x once a call has returned, which on a CPU without a hook is after its end.
     in_one = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
-    # A rank that is masked does not say that it has read: with masks nothing is read from where it is published.
+    # A masked rank does not signal that it has read; with masks, therefore, no results are published.
     publish = (zero_copy or (in_one and not logfmt)) and not engine.masks_ranks
     src_info, ranges = handle[:2]
     with engine.opening(

@@ -1,4 +1,4 @@
-"""What calls of the same sizes have in common: checked, worked out and compiled in the first of them."""
+"""Plans that calls of the same sizes share: checked, computed and compiled by the first such call."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine, Memory
 
 _KEPT = 256
-"""More than a model has of different sizes. Tokens are no part of them."""
+"""More than the number of different sizes in a model; the number of tokens is not part of them."""
 _SCALE_COLUMNS = 4
-"""Rows of scale tensors are a multiple of so many apart, as bulk copies of them need it."""
+"""Row strides of scale tensors are a multiple of this, as bulk copies require."""
 _WORD_EXPONENTS = 4
-"""UE8M0 scales of an int32."""
+"""UE8M0 scales per int32."""
 
 
 def scales_of(use_fp8: Any, round_scale: Any, use_ue8m0: Any) -> C.low_latency.Scales:
-    """Return how rows are cast.
+    """Return how rows are cast, from the arguments of a dispatch.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        The message names the argument.
     """
     fp8 = arguments.flag("use_fp8", use_fp8)
     rounded = arguments.flag("round_scale", round_scale)
     exponents = arguments.flag("use_ue8m0", use_ue8m0)
     if exponents and not rounded:
-        raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
+        raise ValueError("use_ue8m0=True: expected together with round_scale=True, since scales are powers of two")
     if not fp8:
         return C.low_latency.Scales.NONE
     if exponents:
@@ -45,7 +45,7 @@ def scales_of(use_fp8: Any, round_scale: Any, use_ue8m0: Any) -> C.low_latency.S
 
 
 def scales_memory(scales: C.low_latency.Scales, experts: int, rows: int, hidden: int) -> Memory | None:
-    """Return the memory for a column of scales for each row, [experts, words, rows and some]; None without scales."""
+    """Return the memory for scales, [experts, words, padded rows], with a column per row; None without scales."""
     if scales == C.low_latency.Scales.NONE:
         return None
     groups, stride = hidden // C.low_latency.SCALE_GROUP, -(-rows // _SCALE_COLUMNS) * _SCALE_COLUMNS
@@ -55,18 +55,18 @@ def scales_memory(scales: C.low_latency.Scales, experts: int, rows: int, hidden:
 
 
 class DispatchPlan(NamedTuple):
-    """Of dispatches.
+    """A plan for dispatches.
 
     Attributes
     ----------
     sizes : Sizes
-        What all ranks agree on.
+        Sizes that are the same on all ranks.
     native : native.C.low_latency.Sizes
-        The same, as kernels' launches take it.
+        The same, in the form that kernel launches take.
     local_experts : int
-        Of this rank.
+        Number of experts of this rank.
     outputs : tuple of Memory
-        Received rows, their counts, a handle's two tensors and, where rows are cast, their scales.
+        Received rows, their counts, the two tensors of a handle and, if rows are cast, their scales.
     """
 
     sizes: Sizes
@@ -76,18 +76,18 @@ class DispatchPlan(NamedTuple):
 
 
 class Plans:
-    """Of a Buffer's calls. All arguments have been checked by themselves, so equal ones have equal types.
+    """The plans of a Buffer's calls. Arguments have been checked individually, so equal ones have equal types.
 
-    What they rest on stays as it is as long as the Buffer lives: its ranks, its regions, its networks.
+    Plans depend only on ranks, regions and networks, which do not change during the lifetime of the Buffer.
 
     Parameters
     ----------
     engine : Engine
-        Of the Buffer.
+        The engine of the Buffer.
     """
 
     def __init__(self, engine: Engine) -> None:
-        # No methods of this object: it would refer to itself, and a Buffer would outlive its last reference.
+        # Caching methods would make this object refer to itself, and a Buffer would outlive its last reference.
         self.dispatch = lru_cache(_KEPT)(partial(_plan_dispatch, engine))
         self.combine = lru_cache(_KEPT)(partial(_plan_combine, engine))
 
@@ -105,12 +105,12 @@ def _plan_dispatch(
     weighted: bool,
     may_forward: bool,
 ) -> DispatchPlan:
-    """Plan dispatches. `may_forward`: rows may go once to each node, where that pays or is asked for.
+    """Plan dispatches. With `may_forward`, rows may go once to each node, if that pays off or is requested.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument. Also where the Buffer is too small.
+        The message names the argument. Also raised if the Buffer is too small.
     """
     scales = scales_of(use_fp8, round_scale, use_ue8m0)
     sizes = Sizes.checked(max_tokens, hidden, topk, experts, engine.ranks, weighted=weighted)
@@ -133,7 +133,7 @@ def _plan_dispatch(
 
 
 def _plan_combine(engine: Engine, sizes: Sizes, id_bytes: int, logfmt: bool) -> C.low_latency.Sizes:
-    """Plan combines: return their sizes as kernels' launches take them.
+    """Plan combines. Returns their sizes in the form that kernel launches take.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _plan_combine(engine: Engine, sizes: Sizes, id_bytes: int, logfmt: bool) -> 
         The Buffer is too small.
     """
     if not sizes.weighted:
-        sizes = replace(sizes, per_node=1)  # all results go back by themselves
+        sizes = replace(sizes, per_node=1)  # each result is sent back separately
     sizes.check_room(engine, logfmt)
     engine.prepare(sizes.row_bytes, sizes.topk, "low_latency_combine")
     return sizes.native(id_bytes=id_bytes, logfmt=logfmt)

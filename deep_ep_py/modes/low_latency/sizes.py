@@ -1,4 +1,4 @@
-"""Sizes of low-latency calls: what they may be, and what memory they need."""
+"""Sizes of low-latency calls: their limits, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
 V1_MOST_TOPK = 11
-"""The most that DeepEP's low-latency kernels take: what a hint is for that names none."""
+"""Maximum of DeepEP's low-latency kernels, and the default of size hints."""
 _BF16_BYTES = 2
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What all ranks agree on.
+    """Sizes that are the same on all ranks.
 
     Attributes
     ----------
     max_tokens : int
-        Of a rank.
+        Maximum number of tokens of a rank.
     hidden : int
-        Elements of a row.
+        Elements per row.
     topk : int
-        Experts of a token.
+        Experts per token.
     experts : int
-        Of all ranks.
+        Number of experts on all ranks.
     per_node : int
-        Ranks of a node to which rows go once; 1: rows go to each rank.
+        Ranks per node if rows go once to each node; 1 if they go to each rank.
     weighted : bool
-        Whether the dispatch has the weights, so that results are summed where they are.
+        Whether the dispatch was given the weights, so that results are summed before they are sent back.
     """
 
     max_tokens: int
@@ -47,19 +47,19 @@ class Sizes:
 
     @staticmethod
     def checked(max_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int, weighted: bool = False) -> Sizes:
-        """Check what a caller names.
+        """Check the sizes that a caller passes.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         """
         arguments.max_tokens(max_tokens)
         arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // _BF16_BYTES)
         if hidden * _BF16_BYTES % arguments.ROW_ALIGNMENT:
             raise ValueError(
-                f"hidden={hidden}: expected a multiple of {arguments.ROW_ALIGNMENT // _BF16_BYTES}, rows of a multiple "
-                f"of {arguments.ROW_ALIGNMENT} bytes"
+                f"hidden={hidden}: expected a multiple of {arguments.ROW_ALIGNMENT // _BF16_BYTES}, for rows of a "
+                f"multiple of {arguments.ROW_ALIGNMENT} bytes"
             )
         arguments.experts(experts, ranks)
         if max_tokens * topk > C.low_latency.MAX_RESULTS:
@@ -78,7 +78,7 @@ class Sizes:
     def native(
         self, scales: C.low_latency.Scales = C.low_latency.Scales.NONE, id_bytes: int = 8, logfmt: bool = False
     ) -> C.low_latency.Sizes:
-        """Return them as kernels' launches take them."""
+        """Return the sizes in the form that kernel launches take."""
         return C.low_latency.Sizes(
             max_tokens=self.max_tokens,
             hidden=self.hidden,
@@ -93,21 +93,21 @@ class Sizes:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row that is not cast."""
+        """Bytes of a row that is not cast."""
         return self.hidden * _BF16_BYTES
 
     @property
     def has_logfmt(self) -> bool:
-        """Whether results of such rows may travel as LogFMT."""
+        """Whether results of this hidden size may travel as LogFMT."""
         return self.hidden % C.low_latency.LOG_GROUP == 0
 
     def buffer_bytes(self, ranks: int, regions: int, has_remote: bool, logfmt: bool) -> int:
-        """Return the bytes of a Buffer for such calls, a region of it for each operation that may be open."""
+        """Return the bytes that a Buffer needs for such calls: one region for each operation that may be open."""
         region = C.low_latency.region_bytes(self.native(logfmt=logfmt), ranks=ranks, has_remote=has_remote)
         return -(-region // REGION_ALIGNMENT) * REGION_ALIGNMENT * regions
 
     def check_room(self, engine: Engine, logfmt: bool = False) -> None:
-        """Raise if such calls do not fit into a Buffer."""
+        """Raise if such calls do not fit into the Buffer."""
         needed = self.buffer_bytes(engine.ranks, engine.regions, bool(engine.topology.networks), logfmt)
         if needed > engine.region_bytes * engine.regions:
             raise ValueError(
@@ -118,7 +118,8 @@ class Sizes:
             )
         if not C.low_latency.fits_shared_memory(engine.runtime, self.native()):
             raise ValueError(
-                f"num_experts={self.experts}: more than a block's shared memory has room for among {engine.ranks} ranks"
+                f"num_experts={self.experts}: expected fewer, with {engine.ranks} ranks so many do not fit into a "
+                "thread block's shared memory"
             )
         native = self.native(logfmt=logfmt)
         message, most = (
@@ -127,5 +128,5 @@ class Sizes:
         if message > most:
             raise ValueError(
                 f"nic: a send queue holds {most} bytes at once, expected at least {message}, "
-                "the rows of one rank for another; raise blocks or max_bytes"
+                "the rows of one rank for another; increase blocks or max_bytes"
             )

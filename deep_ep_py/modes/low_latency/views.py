@@ -1,4 +1,4 @@
-"""Memory that experts write their results to for combines that read them there."""
+"""Memory for experts' results, from which zero-copy combines read them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _log = logging.getLogger("deep_ep_py")
 
 @dataclass(eq=False)
 class View:
-    """One of them."""
+    """A tensor for results, and its use."""
 
     memory: torch.Tensor
     given_for: int | None = None  # the number of the dispatch whose results it is for
     used_by: tuple[int, int] | None = None  # generation and number of the operation that reads it
-    event: EventOverlap | None = None  # of that operation's end, where it has no hook
+    event: EventOverlap | None = None  # the end of that operation, if it has no hook
 
 
 class Views:
-    """As many views of each shape as operations may be open. They are made when they are asked for, and kept.
+    """Views for results, up to one of each shape per region of the Buffer. They are made on first use and kept.
 
     Parameters
     ----------
     engine : Engine
-        Of the Buffer.
+        The engine of the Buffer.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -45,7 +45,7 @@ class Views:
         self._views: dict[Shape, list[View]] = defaultdict(list)
 
     def next_for(self, origin: Origin, shape: Shape) -> torch.Tensor:
-        """Return the view for the next zero-copy combine of a dispatch's results; until then the same.
+        """Return the view for the next zero-copy combine of a dispatch's results; the same until that combine.
 
         Raises
         ------
@@ -53,50 +53,50 @@ class Views:
             The combines of all views are still open.
         """
         view = self._given_for(origin, shape) or self._unused(shape)
-        if view.event is not None and self._is_of_now(view):  # other ranks may still read what was there
+        if view.event is not None and self._is_of_now(view):  # other ranks may still read the old contents
             view.event.current_stream_wait()
         view.event = None
         view.given_for = origin.number
         return view.memory
 
     def take(self, origin: Origin, shape: Shape) -> View:
-        """Return the view for the combine that comes now.
+        """Return the view for the combine that is being issued.
 
         Raises
         ------
         ValueError
-            It was not asked for.
+            The caller did not ask for a view first.
         """
         view = self._given_for(origin, shape)
         if view is None:
-            raise ValueError("zero_copy=True: expected get_next_low_latency_combine_buffer(handle) to come first")
+            raise ValueError("zero_copy=True: expected a call of get_next_low_latency_combine_buffer(handle) first")
         return view
 
     def _new(self, shape: Shape) -> torch.Tensor:
-        """Make a view's memory, where other ranks can read it if there is room."""
+        """Allocate a view, where other ranks can read it if there is room."""
         memory = self._engine.empty(shape, torch.bfloat16)
         if memory.nbytes != 0 and not self._engine.runtime.arena_contains(memory.data_ptr(), memory.nbytes):
             _log.warning(
-                "rank %d: get_next_low_latency_combine_buffer: %d bytes for results do not fit into the memory that "
-                "ranks share, so zero-copy combines will copy them; make the Buffer with a larger arena_bytes",
+                "rank %d: get_next_low_latency_combine_buffer: %d bytes for results do not fit into the shared memory "
+                "of the ranks, so zero-copy combines will copy them; make the Buffer with a larger arena_bytes",
                 self._engine.rank,
                 memory.nbytes,
             )
         return memory
 
     def _is_read(self, view: View) -> bool:
-        """Tell whether an operation reads it whose hook has not been called."""
+        """Return whether an operation whose hook has not been called reads it."""
         return self._is_of_now(view) and view.used_by is not None and self._engine.is_open(view.used_by[1])
 
     def _is_of_now(self, view: View) -> bool:
-        """Tell whether the operation that read it last was begun since the Buffer recovered; else no rank reads it."""
+        """Return whether its last reader was begun since the Buffer recovered; otherwise it has no readers."""
         return view.used_by is not None and view.used_by[0] == self._engine.generation
 
     def _given_for(self, origin: Origin, shape: Shape) -> View | None:
         return next((view for view in self._views[shape] if view.given_for == origin.number), None)
 
     def _unused(self, shape: Shape) -> View:
-        """Find one that no open combine reads: one that is for nothing, else a new one, else the first given away."""
+        """Return a view that no open combine reads: an unassigned one, a new one, or the one assigned earliest."""
         views, engine = self._views[shape], self._engine
         closed = [view for view in views if not self._is_read(view)]
         free = next((view for view in closed if view.given_for is None and view.event is None), None)
@@ -106,7 +106,7 @@ class Views:
         if free is None and closed:
             free = min(closed, key=lambda view: view.given_for is not None)
         if free is not None:
-            views.append(views.pop(views.index(free)))  # the next one is that which was given away the longest ago
+            views.append(views.pop(views.index(free)))  # keeps the views in the order of their last assignment
         if free is None:
             raise DeepEPError(
                 f"rank {engine.rank}: get_next_low_latency_combine_buffer: the hooks of {len(views)} zero-copy "

@@ -1,1 +1,1 @@
-"""Normal mode: counts first, then rows straight to their places."""
+"""Normal mode: ranks exchange counts first, then rows go straight to their final places."""

@@ -1,4 +1,4 @@
-"""What a dispatch leaves behind for its combine and for cached dispatches."""
+"""Handles: the record of a dispatch for its combine and for cached dispatches."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
 _MADE_FOR = "_deep_ep_py_made_for"
-"""Attribute of a storage: the handle that an element was made for, and the element's place."""
+"""Attribute of a storage: the handle that an element was made for, and the element's index."""
 
 
 class DispatchHandle(tuple[torch.Tensor | None, ...]):
-    """V1's handle, with one channel, that also knows its Buffer and operation.
+    """V1's handle, with one channel, which also knows its Buffer and operation.
 
-    Where all ranks are on one node, the 6 elements of V1's `intranode_dispatch`: rank_prefix_matrix int32
-    [ranks, ranks], `[i][j]` rows that ranks <= i send to rank j; channel_prefix_matrix int32 [ranks, 1], rows this rank
-    sends to each; recv_channel_prefix_matrix int32 [ranks, 1], all 0; recv_src_idx int32 [rows]; is_token_in_rank bool
-    [tokens, ranks]; send_head int32 [tokens, ranks], a token's index among those for that rank, or -1.
+    If all ranks are on one node, it has the 6 elements of V1's `intranode_dispatch`: rank_prefix_matrix int32 [ranks,
+    ranks], where `[i][j]` is the number of rows that ranks <= i send to rank j; channel_prefix_matrix int32 [ranks, 1],
+    the number of rows that this rank sends to each rank; recv_channel_prefix_matrix int32 [ranks, 1], all 0;
+    recv_src_idx int32 [rows]; is_token_in_rank bool [tokens, ranks]; send_head int32 [tokens, ranks], a token's index
+    among those for that rank, or -1.
 
-    Else the 10 of `internode_dispatch`: is_token_in_rank; rdma_channel_prefix_matrix int32 [nodes, 1], tokens this rank
-    sends to each node; gbl_channel_prefix_matrix int32 [ranks, 1], to each rank; recv_rdma_channel_prefix_matrix int32
-    [nodes, 1], tokens this rank passes on from each node, its own among them, and recv_rdma_rank_prefix_sum int32
-    [nodes], where they end; recv_gbl_channel_prefix_matrix int32 [ranks, 1], where each source's rows begin, and
-    recv_gbl_rank_prefix_sum int32 [ranks], where they end; recv_src_meta uint8 [rows, 8], two int32: the token at the
-    source, and its index among those that the source sends to this node; send_rdma_head int32 [tokens, nodes], a
-    token's index among those for that node, or -1; send_nvl_head int32 [tokens passed on, ranks of a node], a passed
-    token's index among its source's rows for that rank, or -1. In one hop nothing is passed on: those elements have no
-    rows, or zeros.
+    Otherwise it has the 10 elements of `internode_dispatch`: is_token_in_rank; rdma_channel_prefix_matrix int32 [nodes,
+    1], the number of tokens that this rank sends to each node; gbl_channel_prefix_matrix int32 [ranks, 1], the same for
+    each rank; recv_rdma_channel_prefix_matrix int32 [nodes, 1], the number of tokens that this rank forwards from each
+    node, including its own, and recv_rdma_rank_prefix_sum int32 [nodes], where they end; recv_gbl_channel_prefix_matrix
+    int32 [ranks, 1], where each source's rows begin, and recv_gbl_rank_prefix_sum int32 [ranks], where they end;
+    recv_src_meta uint8 [rows, 8], two int32: the token at the source, and its index among those that the source sends
+    to this node; send_rdma_head int32 [tokens, nodes], a token's index among those for that node, or -1; send_nvl_head
+    int32 [forwarded tokens, ranks of a node], a forwarded token's index among its source's rows for that rank, or -1.
+    In one hop nothing is forwarded: those elements have no rows, or zeros.
 
-    The elements are made each time they are asked for; this library reads the attributes alone. A tuple of
-    the elements serves as the handle does, see `handle_of`.
+    The elements are made on each access; this library itself reads only the attributes. A tuple of the elements is as
+    good as the handle, see `handle_of`.
 
     Attributes
     ----------
     owner : Engine
-        Whose operation it was. The handle also serves other Buffers of the same ranks.
+        The engine that ran the dispatch. Other Buffers of the same ranks can use the handle too.
     plan : Plan
         The routes.
     recv_source : torch.Tensor
-        Where each row comes from: int32 [rows], the token at the source; in two hops [rows, 2], as above.
+        Where each row comes from: int32 [rows], the token at the source; in two hops [rows, 2], with the two numbers of
+        recv_src_meta.
     tokens, rows : int
-        Tokens this rank sent, rows it received.
+        Number of tokens that this rank sent, and of rows that it received.
     topk : int
-        Experts per token, 0 where the dispatch carried none.
+        Experts per token; 0 if the dispatch carried none.
     operation : int
         The operation's number in its Buffer's generation; the same on all ranks.
     generation : int
-        In which generation of its Buffer it was: recovering begins another.
+        The generation of the Buffer in which the dispatch ran; a recovery begins a new one.
     """
 
     owner: Engine
@@ -76,9 +78,9 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         operation: int,
         generation: int,
     ) -> DispatchHandle:
-        """Make the handle of an operation whose kernels are launched; `is_token_in_rank` may be left to the plan."""
-        # The tuple proper holds only the length: `isinstance(handle, tuple)` and `len` are true, and Python indexes,
-        # iterates and unpacks a subclass of tuple by its own methods.
+        """Make the handle of an operation whose kernels are launched; the plan can derive `is_token_in_rank`."""
+        # The tuple itself provides only the length: `isinstance(handle, tuple)` and `len` are correct, and Python uses
+        # the methods of a subclass of tuple to index, iterate and unpack it.
         handle = super().__new__(cls, (None,) * plan.elements)
         handle.owner, handle.plan, handle.topk = owner, plan, topk
         handle.operation, handle.generation = operation, generation
@@ -92,7 +94,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self._elements())
 
-    # As a key and in comparisons it is itself: tensors do not compare as a tuple's elements must.
+    # Handles compare and hash by identity: tensors do not compare as a tuple's elements must.
     __eq__ = object.__eq__
     __ne__ = object.__ne__
     __hash__ = object.__hash__
@@ -104,20 +106,20 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a handle cannot be copied or pickled: it is of the Buffers of one group")
+        raise TypeError("a handle cannot be copied or pickled: it belongs to the Buffers of one group")
 
     @property
     def number(self) -> int:
-        """Which operation of which Buffer it was, as the 64 bits that ranks compare."""
+        """The 64 bits by which ranks compare operations: they identify the operation and its Buffer."""
         return number_of(self.owner, self.generation, self.operation)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all that kernels read."""
+        """Return all tensors that kernels read."""
         return *self.plan.tensors(), self.recv_source
 
     @property
     def is_token_in_rank(self) -> torch.Tensor:
-        """Which ranks tokens go to: bool [tokens, ranks]."""
+        """The ranks that tokens go to: bool [tokens, ranks]."""
         if self._in_rank is None:
             self._in_rank = self.plan.in_rank()
         return self._in_rank
@@ -134,36 +136,37 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         return tuple(held[place] if place in held else made[place] for place in range(len(self)))
 
     def _held(self) -> dict[int, torch.Tensor]:
-        """Return the elements that the handle has anyway, by place."""
+        """Return the elements that the handle holds anyway, by index."""
         return self.plan.held(self.is_token_in_rank, self.recv_source)
 
     def _made(self) -> dict[int, torch.Tensor]:
-        """Make the others, by place, each with memory of its own."""
+        """Make the other elements, by index, each with memory of its own."""
         return self.plan.made(self.is_token_in_rank, self.recv_source)
 
 
 Handle = DispatchHandle | tuple[torch.Tensor | None, ...]
-"""What callers pass: a handle, or its elements."""
+"""The type that callers pass: a handle, or its elements."""
 
 
 def handle_of(given: Any) -> DispatchHandle:
-    """Return the handle that was passed, itself or as a tuple of its elements.
+    """Return the handle that was passed, either itself or as a tuple of its elements.
 
-    Callers that hand `*handle` to `save_for_backward` get the elements back as other tensors, of the same storages. A
-    storage that was made for an element carries a reference to the handle. That lives exactly as long as the storage
-    and, unlike an address, is not passed on with the memory: what lies where an element once was is another storage,
-    without a reference, and so is a copy. The elements that are the handle's own tensors are known by their addresses,
-    which nothing else can have as long as the handle holds them.
+    Callers that pass `*handle` to `save_for_backward` get the elements back as different tensors with the same
+    storages. The storage of an element that was made for the handle carries a reference to the handle. The reference
+    lives exactly as long as the storage and, unlike an address, is not inherited by later users of the memory: a new
+    tensor at the same address has another storage without a reference, and so does a copy. Elements that are the
+    handle's own tensors are recognized by their addresses, which no other tensor can have as long as the handle holds
+    them.
 
     Parameters
     ----------
     given : DispatchHandle or sequence
-        The elements are all of one handle, and in their places.
+        A handle, or all elements of one handle, in order.
 
     Raises
     ------
     TypeError, ValueError
-        It is neither.
+        It is neither of these.
     """
     if isinstance(given, DispatchHandle):
         return given
@@ -193,12 +196,12 @@ def _made_for(element: Any) -> tuple[DispatchHandle, int] | None:
         return None
     try:
         return getattr(element.untyped_storage(), _MADE_FOR, None)
-    except RuntimeError:  # a tensor without one, as sparse ones are
+    except RuntimeError:  # a tensor without a storage, such as a sparse one
         return None
 
 
 def _is_same(given: Any, held: torch.Tensor) -> bool:
-    """Whether it is the same memory: the handle still holds it, so nothing else can be there."""
+    """Return whether it is the same memory; no other tensor can be there, since the handle still holds it."""
     return (
         isinstance(given, torch.Tensor)
         and given.dtype == held.dtype

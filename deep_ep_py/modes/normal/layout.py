@@ -1,4 +1,4 @@
-"""What a rank can say of its calls by itself: where tokens go, whether rows fit, that kernels are ready."""
+"""The local parts of normal-mode calls: where tokens go, whether rows fit, and preparing kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def count_tokens(
     engine: Engine, topk_idx: torch.Tensor, num_experts: int, streams: Streams
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventHandle]:
-    """Count which ranks and experts the tokens go to, as `Buffer.get_dispatch_layout` returns it. No operation."""
+    """Count the tokens for each rank and expert, for `Buffer.get_dispatch_layout`. This is not an operation."""
     (tokens, topk), device, nodes = topk_idx.shape, engine.device, engine.topology.nodes
     engine.prepare(0, topk, "layout")
     with device.allocating(streams.allocate_on_comm):
@@ -39,7 +39,7 @@ def launch_layout(
     num_experts: int,
     outputs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor],
 ) -> None:
-    """Launch the kernel that fills tokens per rank, per node, per expert, and which token goes to which rank."""
+    """Launch the kernel that fills tokens per rank, per node and per expert, and the ranks of each token."""
     tokens, topk = topk_idx.shape
     sizes = C.normal.Sizes(tokens, 0, topk, num_experts, id_bytes=topk_idx.element_size())
     per_rank, per_node, per_expert, in_rank = (0 if tensor is None else tensor.data_ptr() for tensor in outputs)
@@ -61,7 +61,7 @@ def launch_layout(
 
 
 def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
-    """Have all kernels for these rows ready on all ranks. Collective."""
+    """Prepare all kernels for these rows on all ranks. Collective."""
     kernels = way_of(engine.topology).kernels
     engine.prepare(0, topk, "layout")
     engine.prepare(row_bytes, topk, "notify_cached", *kernels)
@@ -70,13 +70,13 @@ def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
 
 
 def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
-    """Raise if a call of these sizes does not fit even in rounds, or among so many ranks."""
+    """Raise if a call of these sizes does not fit even in rounds, or with this number of ranks."""
     calls = way_of(engine.topology).calls
     max_ranks = calls.max_ranks(engine.runtime, sizes.experts)
     if engine.ranks > max_ranks:
         raise ValueError(
-            f"group.size()={engine.ranks}: expected at most {max_ranks} ranks, for so many a block's shared memory "
-            "has room on this device"
+            f"group.size()={engine.ranks}: expected at most {max_ranks} ranks, which is what a thread block's shared "
+            "memory has room for on this device"
         )
     needed = calls.min_region_bytes(engine.runtime, sizes)
     if needed > engine.region_bytes:
@@ -89,5 +89,5 @@ def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
     if message > most:
         raise ValueError(
             f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "
-            f"of {sizes.row_bytes} bytes; raise blocks or max_bytes"
+            f"of {sizes.row_bytes} bytes; increase blocks or max_bytes"
         )

@@ -1,4 +1,4 @@
-"""What normal mode needs of a session."""
+"""The needs of normal mode."""
 
 from __future__ import annotations
 

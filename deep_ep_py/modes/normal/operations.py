@@ -1,4 +1,4 @@
-"""A dispatch and a combine, from checked arguments to results, in the steps that the host takes."""
+"""Normal-mode dispatch and combine on the host: the steps from arguments to results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Pending:
-    """An operation that has taken its number: peers count on its end."""
+    """An operation that has taken its number, so that peers rely on its completion."""
 
     engine: Engine
     call: C.Call
@@ -40,32 +40,32 @@ class _Pending:
         self.generation = self.engine.generation
 
     def finish(self) -> tuple[Any, ...]:
-        """Do the rest and wait for it."""
+        """Do the rest of the operation and wait for it."""
         if self.finished:
-            raise DeepEPError(f"operation {self.operation}: it has been finished")
+            raise DeepEPError(f"operation {self.operation}: it has already been finished")
         if self.generation != self.engine.generation:
             raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
         self.engine.check_whole()
         with self.engine.telling_others(self.call.kind):
-            self.finished = True  # not earlier: after an interrupt before the guard, __del__ tells the peers
+            self.finished = True  # not earlier: after an interrupt before the guard, __del__ notifies the peers
             return self._finish()
 
     def _finish(self) -> tuple[Any, ...]:
         raise NotImplementedError
 
     def __del__(self) -> None:
-        # The peers wait for rows that will never come: better that they hear it now.
+        # The peers wait for rows that will never arrive, so notify them now.
         if not self.finished and self.generation == self.engine.generation:
             self.engine.break_off(f"operation {self.operation} was begun and dropped")
 
 
 @dataclass(frozen=True)
 class DispatchArguments:
-    """What a dispatch is given: `Buffer.dispatch` says what each is.
+    """The arguments of a dispatch; see `Buffer.dispatch`.
 
-    With `finish_later` other operations may begin or be finished before this one is, on each rank as it likes, as long
-    as all ranks begin them in one order and finish them in one order (P1). Without it `finish` comes next: one kernel
-    then sends this rank's counts and waits for the others'.
+    With `finish_later`, each rank may begin or finish other operations before it finishes this one, as long as all
+    ranks begin operations in one order and finish them in one order (P1). Without it, `finish` must follow at once: one
+    kernel then sends this rank's counts and waits for those of the others.
     """
 
     x: Any
@@ -84,7 +84,7 @@ class DispatchArguments:
 
 @dataclass
 class PendingDispatch(_Pending):
-    """A dispatch whose counts are on their way. `given` has been checked."""
+    """A dispatch whose counts are in flight. `given` has been checked."""
 
     given: DispatchArguments
     sizes: C.normal.Sizes
@@ -102,8 +102,8 @@ class PendingDispatch(_Pending):
             return PendingDispatch._begin_cached(engine, given, blocks)
         if given.num_worst_tokens == 0 and engine.device.capturing():
             raise ValueError(
-                "num_worst_tokens=0: expected the most rows that a rank may receive, or a handle, where a graph is "
-                "captured: sizes cannot depend on what arrives"
+                "num_worst_tokens=0: expected the maximum number of rows that a rank may receive, or a handle, during "
+                "graph capture: sizes cannot depend on what arrives"
             )
 
         ranks, device, streams = engine.ranks, engine.device.torch_device, given.streams
@@ -154,9 +154,9 @@ class PendingDispatch(_Pending):
         handle, streams = check_handle(engine, given.handle), given.streams
         if given.topk_idx is not None or given.topk_weights is not None:
             raise ValueError(
-                "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
+                "topk_idx, topk_weights: expected None with a handle, since a cached dispatch sends only rows"
             )
-        # What it is not looked at for is what a dispatch without a handle has by default.
+        # Arguments that a cached dispatch ignores get their defaults.
         given = DispatchArguments(given.x, handle, streams=streams)
         rows = Rows.of("x", given.x, engine.device.torch_device, handle.tokens)
         sizes = _sizes(rows)
@@ -171,7 +171,7 @@ class PendingDispatch(_Pending):
         return pending
 
     def _finish(self) -> tuple[Any, ...]:
-        """Wait for the counts, make the outputs, move the rows."""
+        """Wait for the counts, allocate the outputs and move the rows."""
         engine, call, given, cached = self.engine, self.call, self.given, self.handle is not None
         count = self._count()
         recv_topk_idx = recv_topk_weights = recv_source = None
@@ -198,7 +198,7 @@ class PendingDispatch(_Pending):
         engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_source)
         if not cached:
             engine.hold(self.operation, *self.plan.tensors())
-        # What the outputs' memory was used for before must be over before a peer is told where it is (P9).
+        # Earlier uses of the outputs' memory must have ended before a peer is told where it is (P9).
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
         direct = self.plan.calls.dispatch(
             engine.runtime,
@@ -229,7 +229,7 @@ class PendingDispatch(_Pending):
         return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
 
     def _count(self) -> int:
-        """How many rows the outputs have, as soon as that is known."""
+        """Return the number of rows of the outputs, once it is known."""
         if self.given.finish_later:
             C.normal.counts(self.call)
         if self.handle is not None:
@@ -242,7 +242,7 @@ class PendingDispatch(_Pending):
 
 @dataclass(frozen=True)
 class CombineArguments:
-    """What a combine is given: `Buffer.combine` says what each is."""
+    """The arguments of a combine; see `Buffer.combine`."""
 
     x: Any
     handle: Any
@@ -292,7 +292,7 @@ class PendingCombine(_Pending):
     def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
         engine, handle = self.engine, self.handle
-        # Owners read the rows where they are. One copy to where they can costs less than the handshakes of chunks.
+        # Owners read the rows in place. One copy to shared memory costs less than the handshakes of sending chunks.
         combined_weights = None
         with engine.device.allocating(self.streams.allocate_on_comm):
             x, weights = engine.visible(self.x, self.topk_weights) if engine.pulls else (self.x, self.topk_weights)
@@ -332,13 +332,13 @@ def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.in
 
 
 def check_handle(engine: Engine, given: Any) -> DispatchHandle:
-    """Check that a handle is of this Buffer, or of another one of the same ranks."""
+    """Check that a handle belongs to this Buffer, or to another one of the same ranks."""
     handle = handle_of(given)
     check_origin(engine, handle.owner, handle.generation)
     ours, theirs = engine.topology, handle.plan.topology
     if ours.hops != theirs.hops or (ours.hops == 2 and ours.ranks_per_node != theirs.ranks_per_node):
         raise ValueError(
-            f"handle: expected one of a Buffer with hops={ours.hops} and ranks_per_node={ours.ranks_per_node}, this is "
-            f"of one with hops={theirs.hops} and ranks_per_node={theirs.ranks_per_node}"
+            f"handle: expected one of a Buffer with hops={ours.hops} and ranks_per_node={ours.ranks_per_node}, got one "
+            f"of a Buffer with hops={theirs.hops} and ranks_per_node={theirs.ranks_per_node}"
         )
     return handle

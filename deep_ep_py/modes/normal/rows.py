@@ -1,4 +1,4 @@
-"""What a token's row is: elements of one or two bytes, and perhaps scales that travel beside them."""
+"""Rows of tokens: elements of one or two bytes, optionally with scales that travel with them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from deep_ep_py.core import arguments
 ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 TWO_BYTES = (torch.bfloat16, torch.float16, torch.int16)
 _TYPES = (*TWO_BYTES, *ONE_BYTE)
-"""Their places are part of what ranks compare."""
+"""Ranks compare row types by their index in this tuple."""
 _SCALES = (torch.float32, torch.int32)
 _MAX_SCALES = 4096
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows to send, or received ones.
+    """Rows to send, or received rows.
 
     Attributes
     ----------
     x : torch.Tensor
-        [tokens, hidden], of one of `TWO_BYTES` or `ONE_BYTE`.
+        [tokens, hidden], of a type in `TWO_BYTES` or `ONE_BYTE`.
     scales : torch.Tensor or None
-        Beside elements of one byte: float32, or int32 (four UE8M0 exponents each), [tokens] or [tokens, scales], with
-        any strides.
+        Only with elements of one byte: float32, or int32 (four UE8M0 exponents each), [tokens] or [tokens, scales],
+        with any strides.
 
-    Neither is looked at: their bytes are moved.
+    Values are never interpreted: both are moved as bytes.
     """
 
     x: torch.Tensor
@@ -38,12 +38,12 @@ class Rows:
 
     @staticmethod
     def of(name: str, value: Any, device: torch.device, count: int | None = None) -> Rows:
-        """Check what a caller passes: a tensor of rows, or a tuple of rows and scales.
+        """Check the rows that a caller passes: a tensor, or a tuple of rows and scales.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            The message names the argument.
         """
         if not isinstance(value, tuple):
             return Rows(arguments.rows(name, value, _TYPES, device, count))
@@ -65,7 +65,7 @@ class Rows:
 
     @property
     def hidden(self) -> int:
-        """Elements of a row."""
+        """Elements per row."""
         return self.x.shape[1]
 
     @property
@@ -75,12 +75,12 @@ class Rows:
 
     @property
     def scales_per_row(self) -> int:
-        """How many scales a row has."""
+        """Number of scales per row."""
         return 0 if self.scales is None else _per_row(self.scales)
 
     @property
     def types(self) -> int:
-        """What the ranks must agree on besides sizes, as a number: 0 for BF16."""
+        """The types, on which ranks must agree, as a number; 0 for BF16."""
         of_scales = 0
         if self.scales is not None:
             of_scales = 1 + 2 * _SCALES.index(self.scales.dtype) + self.scales.dim() - 1
@@ -88,23 +88,23 @@ class Rows:
 
     @property
     def strides(self) -> tuple[int, int]:
-        """From one token's scales to the next's, and from a scale to the next, in scales."""
+        """Strides between the scales of neighboring tokens, and between neighboring scales, in elements."""
         if self.scales is None:
             return 0, 0
         strides = self.scales.stride()
         return strides[0], strides[1] if len(strides) == 2 else 1
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """Return what kernels read or write."""
+        """Return the tensors that kernels read or write."""
         return self.x, self.scales
 
     def received(self, rows: int, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> Rows:
-        """Make outputs for so many rows of the same kind."""
+        """Allocate outputs for this number of rows of the same kind."""
         scales = None if self.scales is None else empty((rows, *self.scales.shape[1:]), self.scales.dtype)
         return Rows(empty((rows, self.hidden), self.x.dtype), scales)
 
     def given(self) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Return them in the form in which callers pass them."""
+        """Return the rows in the form in which callers pass them."""
         return self.x if self.scales is None else (self.x, self.scales)
 
 

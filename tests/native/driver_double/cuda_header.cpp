@@ -1,4 +1,4 @@
-// Compiles where our declarations of the CUDA driver are those of its header.
+// Compiles only if our declarations of the CUDA driver match those of its header.
 #include <cuda.h>
 
 #include <type_traits>
@@ -58,7 +58,7 @@ constexpr bool same(void (*)(Ours...), CUresult (*)(Theirs...)) {
     }
 }
 #if CUDA_VERSION >= 13000
-// Left out of headers from 13.0 on, which have another with edges besides; drivers still have it. As 12.x declares it.
+// Headers from 13.0 on omit it in favor of a version that also has edges; drivers still have it. Declared as in 12.x.
 extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*,
                                               const CUgraphNode**, size_t*);
 #endif

@@ -1,4 +1,4 @@
-// What the files of the stand-in for the driver share: its state, and how each call begins.
+// State shared by the files of the stand-in for the driver, and the common beginning of each call.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ int devices();
 int gpu_of_machine(Device device);
 
 inline thread_local std::vector<Device> contexts;  // the last is current
-inline thread_local int capture_mode = 0;          // global: nothing that a capture forbids
+inline thread_local int capture_mode = 0;          // global: forbids nothing during a capture
 inline thread_local bool capturing = false;
-inline std::recursive_mutex mutex;  // guards all that follows, and what else the files keep
+inline std::recursive_mutex mutex;  // guards everything below, and the state in the other files
 inline bool initialized = false;
-inline bool shut_down = false;  // with the end of the process
+inline bool shut_down = false;  // at the end of the process
 inline int hardware_queues = 8;
 inline std::set<const void*> alive;  // modules, streams, events, memory
 inline uintptr_t next_handle = 0x1000;
@@ -38,14 +38,14 @@ Handle make() {
     return handle;
 }
 inline Result forget(const void* handle) { return alive.erase(handle) == 1 ? kSuccess : kInvalidHandle; }
-// Of physical memory, and of addresses: what has been made and not given back.
+// Pieces of physical memory and address ranges that have been created and not yet released.
 int alive_heaps();
 
-// A line in the log, and the error that a test asks this call for.
+// Adds a line to the log. Returns the error that a test wants from this call.
 __attribute__((format(printf, 2, 3))) Result enter(const char* name, const char* format, ...);
 inline Result enter(const char* name) { return enter(name, "%s", ""); }
 Result enter_in_context(const char* name);
-// A call that a capture of this thread forbids, unless it has said that it knows what it does.
+// For a call that is forbidden during a capture of this thread, unless the capture mode allows it.
 Result enter_outside_capture(const char* name);
 
 // The driver waits for the whole device, and meanwhile lets no other call in.
@@ -55,7 +55,7 @@ void wait_for_kernels();
     do {                                                                     \
         if (const Result result = (__VA_ARGS__); result != 0) return result; \
     } while (false)
-// Every call begins with this, and then has the stand-in for itself.
+// Begins every call, and takes the lock of the stand-in.
 #define BEGIN(...)                                      \
     std::unique_lock<std::recursive_mutex> lock(mutex); \
     RETURN_IF_FAILED(__VA_ARGS__)

@@ -1,4 +1,4 @@
-// What the stand-in for the driver does with a launched kernel.
+// Execution of a launched kernel in the stand-in for the driver.
 #pragma once
 
 #include <cstddef>
@@ -10,32 +10,32 @@
 
 namespace driver_double {
 
-// A module of PTX. Its kernels are interpreted. Of one that is an ELF file only the names are read, and what runs is
-// what g++ has made of the same sources.
+// A PTX module, whose kernels are interpreted. Of an ELF file only the kernels' names are read; the code that runs is
+// g++'s, from the same sources.
 struct Program;
-// Null, and why on the standard error, for a text that cannot be read.
+// Returns null for text that cannot be read, after printing the reason to standard error.
 std::shared_ptr<const Program> load_ptx(const char* text);
 bool has(const Program& program, const std::string& symbol);
 
 struct Code {
     std::string symbol;
-    std::shared_ptr<const Program> program;  // null: of an ELF file
-    const void* module;                      // which must be loaded when it is launched
+    std::shared_ptr<const Program> program;  // null for an ELF file
+    const void* module;                      // must be loaded at launch
 };
 
-// -> a number for ended(). Launches in one queue run one after the other. `args`: the kernel's; an array of them by
-// rank where it is launched for several ranks at once. `stream`: its number, from 0 on.
+// Returns a number for ended(). Launches in one queue run one after the other. `args`: the kernel's arguments, or an
+// array of them by rank if it is launched for several ranks at once. `stream`: index of the stream, from 0.
 uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream,
              const void* args);
 bool ended(uint64_t serial);
-// Of the kernel's arguments; 0: not known.
+// Bytes of the kernel's arguments; 0: unknown.
 size_t argument_bytes(const std::string& symbol);
 inline bool for_ranks(const std::string& symbol) { return symbol.find("of_each_rank") != std::string::npos; }
-// Host memory that kernels use too: they keep to accesses at system scope there.
+// Host memory that kernels also use: they must access it at system scope.
 void share(const void* memory, size_t bytes);
 void unshare(const void* memory);
-// Memory of the driver's that is new: ranks may share it, and what was done there before was done to other memory.
+// New memory of the driver. Ranks may share it, and earlier accesses to its addresses were to other memory.
 void note_memory(const void* memory, size_t bytes);
-void drop_memory(const void* memory);  // when it is given back
+void drop_memory(const void* memory);  // when it is released
 
 }  // namespace driver_double

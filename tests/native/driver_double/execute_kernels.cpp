@@ -1,4 +1,4 @@
-// Kernels run on the executor: those of PTX are interpreted, others are the library's, found by the symbols that NVRTC
+// Kernels run on the executor: PTX is interpreted; other kernels are the library's, found by the symbols that NVRTC
 // gave them.
 #include <algorithm>
 #include <cctype>
@@ -27,7 +27,7 @@ using deep_ep::device::of_each_rank;
 // Finds a rank's arguments in an array.
 using ForRanks = void (*)(const void* array);
 
-// A kernel as launches on the stand-in find it.
+// A kernel, as launches on the stand-in find it.
 struct Known {
     ForRanks for_ranks;
     size_t argument_bytes;
@@ -42,7 +42,7 @@ std::map<std::string, Known> known() {
 }
 const std::map<std::string, Known> kKernels = known();
 
-// One rank's blocks of a launch. The array itself is not copied: it must live as long as they run.
+// One rank's blocks of a launch. The array is not copied, so it must live as long as they run.
 struct RankOfGrid {
     ForRanks entry;
     const void* array;
@@ -51,7 +51,7 @@ struct RankOfGrid {
 
 void enter(const void* args) {
     const auto& here = *static_cast<const RankOfGrid*>(args);
-    blockIdx.y = here.rank;  // the entry reads it first of all: no other thread has its turn before
+    blockIdx.y = here.rank;  // the entry reads it first; no other thread runs in between
     here.entry(here.array);
 }
 
@@ -72,15 +72,15 @@ std::string name_of(const std::string& symbol) {
     return name;
 }
 
-std::mutex mutex;                                      // guards what follows
-std::map<std::pair<int, unsigned>, int> streams;       // of the executor, by queue and rank
-std::map<uint64_t, std::vector<uint64_t>> launches;    // of the executor, by the number that ended() is asked for
+std::mutex mutex;                                      // guards everything below
+std::map<std::pair<int, unsigned>, int> streams;       // executor streams, by queue and rank
+std::map<uint64_t, std::vector<uint64_t>> launches;    // executor launches, by the number passed to ended()
 std::vector<std::shared_ptr<const Program>> programs;  // kernels of modules that have been unloaded may still run
 
 }  // namespace
 
-// A rank's blocks run behind that rank's earlier ones in the queue: less order than a GPU gives, where the next launch
-// begins after all ranks' blocks.
+// A rank's blocks are ordered only after that rank's earlier ones in the queue. A GPU gives more order: there the next
+// launch begins after the blocks of all ranks.
 uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream,
              const void* args) {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -106,7 +106,8 @@ uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, 
                 launch.args = &args;
                 launch.args_bytes = sizeof(args);
             }
-            // A stream is a rank's, except those that all launch in: there the rank is the row of blocks.
+            // A stream belongs to a rank, except a stream in which all ranks launch: there the row of blocks is the
+            // rank.
             interpret(*code.program, code.symbol, for_all ? static_cast<int>(rank) : stream, rank, launch, held);
         } else if (for_all) {
             launch.entry = enter;

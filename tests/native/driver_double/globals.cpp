@@ -14,22 +14,22 @@ namespace driver_double {
 namespace {
 
 struct Global {
-    std::vector<char> bytes;  // at first
+    std::vector<char> bytes;  // initial contents
     std::shared_ptr<char> memory;
 };
 std::map<const void*, std::map<std::string, Global>> globals;  // by module and name
 
 constexpr size_t kAlignment = 256;
-// No image here has more; a number in a damaged one is larger than this, or leads out of its section.
+// No image here has more. In a damaged one a number is larger than this, or points out of its section.
 constexpr uint64_t kMaxBytes = 1 << 30;
 
-// The caller that loads a module does not say how long its image is; the headers do. So a number is believed where it
-// fits into what the others say: an entry into its section, a name into its table, contents into the section they are
-// in.
+// The caller that loads a module does not pass the size of its image; the headers contain it. Therefore a number is
+// trusted only if it is consistent with the others: an entry within its section, a name within its table, contents
+// within the section that holds them.
 class Image {
   public:
     explicit Image(const void* image) : bytes_(static_cast<const char*>(image)) {
-        if (bytes_[EI_CLASS] != ELFCLASS64) return;  // the byte behind "\x7fELF", which has been compared
+        if (bytes_[EI_CLASS] != ELFCLASS64) return;  // the byte after "\x7fELF", which has been compared
         const auto header = read<Elf64_Ehdr>(0);
         if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff == 0 || header.e_shoff > kMaxBytes) return;
         for (size_t i = 0; i < header.e_shnum; ++i) {

@@ -1,4 +1,4 @@
-// Modules of PTX, and launches of their kernels.
+// PTX modules, and launches of their kernels.
 #pragma once
 
 #include "cpu/executor/executor.h"
@@ -6,7 +6,8 @@
 
 namespace driver_double {
 
-// Makes a launch one of that kernel, as a rank's, by blocks in a row of the grid. `held`: what launch.args points to.
+// Turns a launch into one of that kernel, for a rank, with blocks in a row of the grid. `held`: storage for
+// launch.args.
 void interpret(const Program& program, const std::string& symbol, int rank, unsigned row, deep_ep::cpu::Launch& launch,
                std::string& held);
 

@@ -20,13 +20,13 @@ using namespace driver_double;
 namespace {
 
 std::mutex one_at_a_time;                                        // see DOUBLE_SERIAL
-std::map<const void*, int> event_waits;                          // queries until a recorded event has happened
-std::map<const void*, uint64_t> event_launches;                  // what a recorded event waits for
+std::map<const void*, int> event_waits;                          // queries until a recorded event has occurred
+std::map<const void*, uint64_t> event_launches;                  // the launch that a recorded event waits for
 std::map<const void*, uint64_t> latest_launches;                 // by stream
-std::set<const void*> resident;                                  // functions whose code is there
+std::set<const void*> resident;                                  // functions whose code is loaded
 std::map<const void*, int> queues;                               // by stream
 std::map<const void*, Code> codes;                               // by function
-std::map<const void*, std::shared_ptr<const Program>> programs;  // by module; null: an ELF file's
+std::map<const void*, std::shared_ptr<const Program>> programs;  // by module; null: an ELF file
 std::map<const void*, int> numbers;                              // by stream
 int streams_made = 0;
 
@@ -51,7 +51,7 @@ int queue_of(const LaunchConfig& config) {
     return queues[config.stream];
 }
 
-// What a graph keeps until it is dropped.
+// A resource that a graph keeps until it is destroyed.
 struct UserObjectKept {
     HostFunction destroy;
     void* value;
@@ -63,8 +63,8 @@ struct CapturedGraph {
 std::vector<CapturedGraph> graphs;
 thread_local CapturedGraph capture;
 
-// What is in a stream happens in order: copies behind its kernels, and before those that are launched next. Meanwhile
-// other calls get in: kernels take their time, and may wait for those of other streams.
+// Work in a stream runs in order: copies after its kernels, and before kernels that are launched later. Meanwhile other
+// calls get in, because kernels take time and may wait for those of other streams.
 void settle(Stream stream, std::unique_lock<std::recursive_mutex>& lock) {
     const uint64_t latest = latest_launches[stream];
     lock.unlock();
@@ -180,7 +180,7 @@ Result cuCtxSetLimit(int which, size_t value) {
 Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function function, int threads, size_t) {
     BEGIN(enter_in_context("cuOccupancyMaxActiveBlocksPerMultiprocessor"));
     if (!codes.count(function)) return kInvalidHandle;
-    // Whether asking loads the code has changed with the versions of the driver.
+    // Whether asking loads the code depends on the version of the driver.
     if (std::getenv("DOUBLE_LOADS_WHEN_ASKED")) resident.insert(function);
     *blocks = threads <= 1024 ? kBlocksEach : 0;
     return kSuccess;
@@ -204,7 +204,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     std::string first_words;
     const void* args = parameters[0];
     if (driver_double::for_ranks(symbol)) {
-        // The parameter is the address of an array, which is as long as the grid is high.
+        // The parameter is the address of an array, with as many elements as the grid has rows.
         std::memcpy(&args, parameters[0], sizeof(args));
         const size_t all = host_allocation_bytes(args);
         if (all == 0 || all % grid[1] != 0) return kInvalidValue;
@@ -231,7 +231,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
                            grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
                            first_words.c_str()));
     const uint64_t latest = latest_launches[config->stream];
-    lock.unlock();  // kernels take their time
+    lock.unlock();  // kernels take time
     while (turn && !capturing && !driver_double::ended(latest)) continue;
     return kSuccess;
 }
@@ -258,7 +258,7 @@ Result cuEventQuery(Event event) {
     if (!alive.count(event)) return kInvalidHandle;
     if (event_waits[event]-- > 0) return kNotReady;
     const uint64_t launch = event_launches[event];
-    lock.unlock();  // kernels take their time
+    lock.unlock();  // kernels take time
     return driver_double::ended(launch) ? kSuccess : kNotReady;
 }
 
@@ -304,7 +304,7 @@ Result cuGraphRetainUserObject(Graph graph, UserObject object, unsigned referenc
     delete kept;
     return kSuccess;
 }
-// The graph, and all that was instantiated from it, are destroyed.
+// Destroys the graph and everything instantiated from it.
 void double_drop(int number) {
     std::unique_lock<std::recursive_mutex> lock(mutex);
     const CapturedGraph dropped = std::exchange(graphs.at(static_cast<size_t>(number)), {});

@@ -1,46 +1,46 @@
-// A stand-in for libcuda.so.1: knows the rules of the calls that are used, and behaves as badly as a driver may. As
-// with the driver, any thread may call, and has contexts of its own.
+// A stand-in for libcuda.so.1: it enforces the rules of the calls that are used, and behaves as badly as a driver may.
+// As with the driver, any thread may call, and each has contexts of its own.
 //
-// A module is an ELF file or PTX. The variables of an ELF file are those of its symbol table, with what the image puts
-// there or zeros; of its code it takes the kernels' names. PTX is interpreted (csrc/ptx).
+// A module is an ELF file or PTX. The variables of an ELF file are those of its symbol table, initialized from the
+// image or with zeros; of its code only the kernels' names are used. PTX is interpreted (csrc/ptx).
 //
-// Device memory is the host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a
-// launch does is execute_*.cpp's. Streams share as many queues as CUDA_DEVICE_MAX_CONNECTIONS said when it was
-// initialised, else 8: kernels of one queue run one after the other. A function whose code is not there when it is
-// launched waits for all kernels that run, and no other call gets in meanwhile. It breaks on demand:
+// Device memory is host memory, and never clean: it holds the contents of an earlier allocation, or a pattern. Launches
+// are executed by execute_*.cpp. Streams share as many queues as CUDA_DEVICE_MAX_CONNECTIONS specified at
+// initialization, 8 by default: kernels of one queue run one after the other. Launching a function whose code is not
+// loaded waits for all running kernels, and no other call gets in meanwhile. It fails on demand:
 //
-//   DOUBLE_LOG      a file that gets a line for every call
+//   DOUBLE_LOG      a file that receives a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
-//   DOUBLE_LARGEST  bytes: there is no memory for a heap's piece that is larger
-//   DOUBLE_QUERIES  how many times an event says that its kernel still runs
-//   DOUBLE_MULTIPROCESSORS  how many it has
+//   DOUBLE_LARGEST  bytes: allocating a larger piece of a heap fails for lack of memory
+//   DOUBLE_QUERIES  how many times an event reports that its kernel still runs
+//   DOUBLE_MULTIPROCESSORS  number of multiprocessors
 //   DOUBLE_DEVICES  how many GPUs this process sees
-//   DOUBLE_FIRST_GPU  which GPU of the machine is its first; the others follow, and the machine's first comes again
-//                   behind its last
+//   DOUBLE_FIRST_GPU  which GPU of the machine is its first; the others follow, and after the machine's last comes its
+//                   first
 //   DOUBLE_MACHINE  how many GPUs the machine has
-//   DOUBLE_HOST     a name of the machine, of which no other's GPUs are
-//   DOUBLE_PCIE     kernels use the memory of GPUs whose numbers are one odd and one even without native atomics
-//   DOUBLE_APART    they do not use it at all
-//   DOUBLE_SHARED_BYTES  of shared memory that a block may have
-//   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then there is no other, as under tools that
+//   DOUBLE_HOST     a name of the machine, distinct from those of others
+//   DOUBLE_PCIE     kernels access memory of GPUs with indices of different parity without native atomics
+//   DOUBLE_APART    they cannot access it at all
+//   DOUBLE_SHARED_BYTES  shared memory per block
+//   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then no other starts, as under tools that
 //                   watch kernels
-//   DOUBLE_LOADS_WHEN_ASKED  a function's code is there once its occupancy has been asked for, not by cuFuncLoad alone
-//   DOUBLE_LOCAL_BYTES  of each thread; more than the context's limit, 1024 at first, is made room for at a launch
+//   DOUBLE_LOADS_WHEN_ASKED  a function's code is loaded by an occupancy query, not only by cuFuncLoad
+//   DOUBLE_LOCAL_BYTES  per thread; a launch makes room for more than the context's limit, which is initially 1024
 //   DOUBLE_COOPERATIVE_SERIAL  cooperative launches run one after the other
-//   DOUBLE_MAP_WAITS  to map memory it waits for all kernels that run
-//   DOUBLE_MAP_HANGS  it never returns from mapping memory
-//   DOUBLE_WATCH    a seed: races between kernels of PTX end them, and loads may return old values. Each stream is
-//                   taken for that of a rank with a GPU of its own
+//   DOUBLE_MAP_WAITS  mapping memory waits for all running kernels
+//   DOUBLE_MAP_HANGS  mapping memory never returns
+//   DOUBLE_WATCH    a seed: races between kernels of PTX abort them, and loads may return old values. Each stream is
+//                   assumed to belong to a rank with its own GPU
 //   DOUBLE_NO_ORDERING  its kernels see a NIC's writes in any order
-//   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
+//   DOUBLE_OLD      supports neither cooperative launches nor host memory under its host address
 //
-// double_share(address, bytes) tells the executor of device memory that a NIC uses too: kernels keep to accesses at
-// system scope there, until double_unshare(address). double_own(address, bytes) says that memory which others have
-// allocated is the current device's, until double_disown(address).
+// double_share(address, bytes) informs the executor of device memory that a NIC also uses: kernels must access it at
+// system scope until double_unshare(address). double_own(address, bytes) declares memory allocated by others as the
+// current device's, until double_disown(address).
 //
-// double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
-// which double_replay(number) launches again and waits for; -> its number. double_alive() counts what has been made and
-// not given back. After double_shut_down() every call fails, as when a process ends.
+// double_capture(1) and double_capture(0) begin and end a capture by the calling thread; the latter returns its number.
+// Launches go into a graph, which double_replay(number) launches again and waits for. double_alive() counts what has
+// been created and not released. After double_shut_down() every call fails, as when a process ends.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The stand-in's memory: a device's is the host's.
+// The stand-in's memory: device memory is host memory.
 #include "memory.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kGranularity = 2 << 20;
 
 std::map<const void*, size_t> host_bytes;    // of allocations in host memory
-std::map<const void*, size_t> device_bytes;  // of those in a device's, and these
+std::map<const void*, size_t> device_bytes;  // of allocations in device memory, and of the above
 
 struct Owner {
     size_t bytes;
@@ -32,10 +32,10 @@ struct Owner {
 };
 std::map<const void*, Owner> owners;  // of memory that others have allocated
 
-// No memory is ever clean: it holds what an earlier allocation of its size has left, else a pattern.
+// Memory is never clean: it holds the contents of an earlier allocation of its size, or a pattern.
 constexpr char kNeverWritten = '\xee';
 constexpr size_t kMaxRemembered = 4 << 20;
-std::map<size_t, std::string> leftovers;  // by size of the allocation, its first bytes
+std::map<size_t, std::string> leftovers;  // by size of the allocation: its first bytes
 
 const std::string& dirt(size_t bytes) {
     return leftovers.try_emplace(bytes, std::min(bytes, kMaxRemembered), kNeverWritten).first->second;
@@ -68,16 +68,16 @@ void leave(int file, size_t bytes) {
     left.resize(read > 0 ? static_cast<size_t>(read) : 0);
 }
 
-// Copies and fills happen when their stream is waited for, or a kernel is launched behind them.
+// Copies and fills run when their stream is waited for, or when a kernel is launched after them.
 std::map<const void*, std::vector<std::function<void()>>> queued;
 
-// Whether a location is a device that this process sees: peers' ordinals mean nothing here.
+// Whether a location is a device that this process sees: other processes' ordinals mean nothing here.
 bool here(const MemoryLocation& location) {
     return location.type == kLocationDevice && location.id >= 0 && location.id < devices();
 }
 
-// Physical memory is a nameless file, so that its descriptor works between processes; mapping is done by replacing
-// reserved addresses, which fault while nothing is mapped there.
+// Physical memory is an anonymous file, so that its descriptor works between processes. Mapping replaces reserved
+// addresses, which fault while nothing is mapped there.
 struct Physical {
     int file;
     size_t bytes;
@@ -87,7 +87,7 @@ struct Physical {
 std::map<Allocation, Physical> physical;
 std::map<DevicePointer, size_t> reserved, mapped;
 
-// The range that [address, address + bytes) lies in, or the end.
+// The range that contains [address, address + bytes), or the end.
 std::map<DevicePointer, size_t>::iterator find_range(std::map<DevicePointer, size_t>& ranges, DevicePointer address,
                                                      size_t bytes) {
     auto range = ranges.upper_bound(address);

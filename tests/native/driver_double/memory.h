@@ -1,14 +1,14 @@
-// What launches ask of the stand-in's memory.
+// The memory functions that launches need.
 #pragma once
 
 #include <cstddef>
 
 namespace driver_double {
 
-// Of an allocation in host memory that begins there; 0: there is none.
+// Bytes of the allocation in host memory that begins there; 0: none.
 size_t host_allocation_bytes(const void* address);
 
-// Does what copies and fills have been queued there.
+// Runs the copies and fills that are queued there.
 void finish_copies(const void* stream);
 bool has_copies(const void* stream);
 

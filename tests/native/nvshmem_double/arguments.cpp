@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned kWithUniqueId = 1u << 3;
 
-// The first version of a struct, as its initialiser says it: of so many bytes.
+// The version word of a struct's first version, as its initializer writes it, which includes its size.
 uint32_t version_word(const Golden& layout, const char* table) {
     return 1u << 16 | static_cast<uint32_t>(layout.number(table));
 }
@@ -67,7 +67,7 @@ Arguments read_arguments(const Golden& layout, unsigned flags, const void* argum
                     "the version of their part for the unique id");
     }
     const auto* const id = read<const char*>(layout, arguments, "InitArguments.unique_id");
-    if (id == nullptr) throw Failure(kInvalidValue, "no unique id: nvshmemx_set_attr_uniqueid_args comes before");
+    if (id == nullptr) throw Failure(kInvalidValue, "no unique id: call nvshmemx_set_attr_uniqueid_args first");
     expect_word(read<uint32_t>(layout, id, "UniqueId.version"), version_word(layout, "UniqueId"),
                 "the unique id's version");
     const size_t bytes = layout.number("UniqueId") - sizeof(uint32_t);

@@ -1,4 +1,4 @@
-// The structs that a caller hands to initialisation, by their layout in the golden file.
+// The structs that a caller passes to initialization, with the layout of the golden file.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace nvshmem_double {
 
-// Of the version that the environment names.
+// For the version named in the environment.
 Golden golden();
 
 void make_unique_id(const Golden& layout, void* id);
-// Neither looks at version words nor writes them, and keeps no more of the id than where it is: as NVSHMEM.
+// Neither checks version words nor writes them, and keeps only a pointer to the id: like NVSHMEM.
 void set_arguments(const Golden& layout, void* arguments, int pe, int pes, const void* id);
 
 struct Arguments {

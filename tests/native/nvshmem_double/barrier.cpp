@@ -1,8 +1,8 @@
-// How a PE's host thread reaches the others: through the heaps of those that are near, and to those that are far by
-// requests on NVSHMEM's own queue pairs, among those of kernels that use the same ones.
+// The way a PE's host thread reaches the other PEs: near ones through their heaps, far ones by requests on NVSHMEM's
+// own queue pairs, interleaved with those of kernels that use the same queue pairs.
 //
-// In front of the allocations of each heap lie, for every PE, a word that it raises with each barrier and one that its
-// foreign posts add to, and a row that these write.
+// Each heap reserves space before its allocations. It holds, for every PE, a word that it raises with each barrier, a
+// word that its foreign posts add to, and a row that these write.
 #include <chrono>
 #include <thread>
 
@@ -18,7 +18,7 @@ static_assert(kMaxPes * (kWordBytes + kRowBytes) <= Heap::kReserved);
 
 }  // namespace
 
-// A place in a far PE's heap, and the same one here.
+// A place in a far PE's heap, and its counterpart here.
 struct Pe::Target {
     uint64_t there;
     uint32_t remote_key;  // big endian, like all keys
@@ -40,7 +40,7 @@ Pe::Target Pe::target(const QueueRow& queue, int peer, uint64_t offset) const {
             reinterpret_cast<uint64_t>(heap_->base()) + offset, mlx5::big(nics_->key(chunk, nic))};
 }
 
-// A word with the number of the barrier, or one more: both arrive at the same.
+// The word receives the number of the barrier, or is incremented: both give the same value.
 void Pe::post_arrival(int peer) {
     const std::shared_lock<std::shared_mutex> here(table_);
     QueueRow queue = row(peer, static_cast<int>(barriers_ % 1000));
@@ -60,7 +60,7 @@ void Pe::post_arrival(int peer) {
     queue.submit(index, index + 1, settings_.seconds);
 }
 
-// What a put with a signal posts: a write without a completion, and an atomic with one.
+// The requests of a put with a signal: a write without a completion, and an atomic with one.
 void Pe::post_pair(int peer, int turn) {
     const std::shared_lock<std::shared_mutex> here(table_);
     QueueRow queue = row(peer, turn);
@@ -81,7 +81,7 @@ void Pe::post_pair(int peer, int turn) {
     queue.submit(index, index + 2, settings_.seconds);
 }
 
-// Of all queue pairs, also those that others post to.
+// For all queue pairs, including those that others post to.
 void Pe::quiet() {
     if (!settings_.ibgda || settings_.rcs == 0) return;
     const std::shared_lock<std::shared_mutex> here(table_);
@@ -119,11 +119,11 @@ void Pe::await_arrivals() {
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings_.seconds);
     for (int peer = 0; peer < pes_; ++peer) {
         const auto* const word = reinterpret_cast<const uint64_t*>(heap_->base() + reserved_word(peer));
-        // Acquire: pairs with the release of the near PE, or of the NIC that has placed what that PE sent before.
+        // Acquire: pairs with the release of the near PE, or of the NIC that placed what that PE sent earlier.
         while (__atomic_load_n(word, __ATOMIC_ACQUIRE) < barriers_) {
             nics_->check();
             if (std::chrono::steady_clock::now() > until) {
-                throw Failure(kInternal, "nvshmem_barrier_all: has waited in vain for PE " + std::to_string(peer));
+                throw Failure(kInternal, "nvshmem_barrier_all: timed out waiting for PE " + std::to_string(peer));
             }
             std::this_thread::sleep_for(std::chrono::microseconds(50));
         }

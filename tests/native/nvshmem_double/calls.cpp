@@ -9,7 +9,7 @@
 namespace nvshmem_double {
 namespace {
 
-// None of these is destroyed when the process ends: the NICs' thread may still run.
+// None of these is destroyed at the end of the process, because the NICs' thread may still run.
 std::mutex& one_call_at_a_time = *new std::mutex;
 int initialisations = 0;
 std::set<std::string>& used_ids = *new std::set<std::string>;
@@ -27,7 +27,7 @@ void replace_pe(std::shared_ptr<Pe> pe) {
 
 }  // namespace
 
-// Of processes that have met: a GPU that was missing then is taken now.
+// Joins processes that have already met; initializes the device if there was no GPU before.
 void join(Pe& there) {
     const Gpu::Context context = Gpu::current_context();
     if (!there.initialised() && context != nullptr) there.initialise(context);
@@ -37,7 +37,7 @@ void join(Pe& there) {
 void initialise(unsigned flags, const void* given) {
     const std::lock_guard<std::mutex> lock(one_call_at_a_time);
     const std::shared_ptr<Pe> there = the_pe();
-    // Where processes have met before, nothing need be said of that.
+    // Once processes have met, no arguments are needed.
     if (flags == 0 && there != nullptr) return join(*there);
     const Arguments arguments = read_arguments(golden(), flags, given);
     if (there != nullptr) {
@@ -58,7 +58,7 @@ void initialise(unsigned flags, const void* given) {
 void finalise() {
     const std::lock_guard<std::mutex> lock(one_call_at_a_time);
     const std::shared_ptr<Pe> last = the_pe();
-    if (last == nullptr) throw Failure(kInvalidValue, "more often than nvshmemx_hostlib_init_attr");
+    if (last == nullptr) throw Failure(kInvalidValue, "called more often than nvshmemx_hostlib_init_attr");
     if (--initialisations > 0) return;
     replace_pe(nullptr);
     last->finalise();
@@ -88,7 +88,7 @@ int carry_out_on_device(const std::string& call, const std::function<void(Pe&)>&
     return carry_out(call, [&] {
         const std::lock_guard<std::mutex> lock(one_call_at_a_time);
         const std::shared_ptr<Pe> pe = the_pe();
-        if (pe == nullptr || !pe->initialised()) throw Failure(kInvalidValue, "before the device is initialised");
+        if (pe == nullptr || !pe->initialised()) throw Failure(kInvalidValue, "before the device is initialized");
         body(*pe);
     });
 }

@@ -1,18 +1,18 @@
-// The functions of NVSHMEM's host library that are called by this library or by nvshmem4py, and what tests call.
+// The functions of NVSHMEM's host library that this library or nvshmem4py calls, and functions for tests.
 //
-//   NVSHMEM_DOUBLE_FOLDER   where the PEs meet and the heaps lie; required
+//   NVSHMEM_DOUBLE_FOLDER   where the PEs meet and the heaps are; required
 //   NVSHMEM_DOUBLE_VERSION  of the host library, one of tests/data/nvshmem: 3.4.5, or 3.8.0 with nvshmemx_qp_create
-//   NVSHMEM_DOUBLE_SECONDS  that a collective call waits for the others: 60
-//   NVSHMEM_DOUBLE_PES_PER_NODE  PEs in a row that are near each other: all
-//   NVSHMEM_DOUBLE_NICS     of each PE: 1
-//   NVSHMEM_DOUBLE_CHUNK_LOG2    bytes of the heap under one key: 20
-//   NVSHMEM_DOUBLE_CPU_DOORBELLS a thread of the host rings
+//   NVSHMEM_DOUBLE_SECONDS  timeout of a collective call: 60
+//   NVSHMEM_DOUBLE_PES_PER_NODE  consecutive PEs that are near each other: all
+//   NVSHMEM_DOUBLE_NICS     per PE: 1
+//   NVSHMEM_DOUBLE_CHUNK_LOG2    bytes of the heap per key: 20
+//   NVSHMEM_DOUBLE_CPU_DOORBELLS a host thread rings the doorbells
 //   NVSHMEM_DOUBLE_NIC_{MTU,MAX_DELAY,RELAXED}   of csrc/nic/options.h
-//   NVSHMEM_DOUBLE_FAULT    "PE,PEER,AFTER,SYNDROME": that queue pair fails, as csrc/nic/options.h says
-//   NVSHMEM_DOUBLE_FAIL     "nvshmemx_hostlib_init_attr=7": that call returns that status, or null
-//   NVSHMEM_DOUBLE_STRICT   version words of arguments are looked at, which NVSHMEM itself does not do
+//   NVSHMEM_DOUBLE_FAULT    "PE,PEER,AFTER,SYNDROME": makes that queue pair fail, see csrc/nic/options.h
+//   NVSHMEM_DOUBLE_FAIL     "nvshmemx_hostlib_init_attr=7": makes that call return that status, or null
+//   NVSHMEM_DOUBLE_STRICT   version words of arguments are checked, which NVSHMEM itself does not do
 //
-// Of NVSHMEM's own it reads NVSHMEM_SYMMETRIC_SIZE (64M), NVSHMEM_DISABLE_P2P, NVSHMEM_IB_ENABLE_IBGDA,
+// Of NVSHMEM's own variables it reads NVSHMEM_SYMMETRIC_SIZE (64M), NVSHMEM_DISABLE_P2P, NVSHMEM_IB_ENABLE_IBGDA,
 // NVSHMEM_IBGDA_NUM_RC_PER_PE (2) and NVSHMEM_QP_DEPTH (1024).
 #include "arguments.h"
 #include "calls.h"
@@ -100,11 +100,11 @@ int nvshmemx_qp_create(int count, int** handles) {
 }
 #endif
 
-// As many posts to each other PE as NVSHMEM's own kernels may make beside ours; from any thread.
+// Posts as many requests to each other PE as NVSHMEM's own kernels may post beside ours; from any thread.
 int nvshmem_double_foreign_posts(int count) {
     return carry_out("nvshmem_double_foreign_posts", [&] {
         const std::shared_ptr<Pe> pe = the_pe();
-        if (pe == nullptr || !pe->initialised()) throw Failure(kInvalidValue, "before the device is initialised");
+        if (pe == nullptr || !pe->initialised()) throw Failure(kInvalidValue, "before the device is initialized");
         pe->post_foreign(count);
     });
 }

@@ -1,5 +1,5 @@
-// Where NVSHMEM keeps what, from a file of tests/data/nvshmem: not from the tables of wire/nvshmem.h, which are under
-// test.
+// The layout of NVSHMEM's structs from a file of tests/data/nvshmem, not from the tables of wire/nvshmem.h, which are
+// under test.
 #pragma once
 
 #include <cstdint>
@@ -41,11 +41,11 @@ class Golden {
     bool is_at_least(int minor) const { return version_[1] >= minor; }
 
     bool has(const std::string& name) const { return numbers_.count(name) != 0; }
-    // Of a table the bytes, of a value itself.
+    // The size of a table in bytes, or a constant itself.
     uint64_t number(const std::string& name) const { return entry(name).first; }
     uint64_t offset(const std::string& field) const { return entry(field).first; }
 
-    // Writes a field of the table that begins at `begin`. A field that this version does not have is left out.
+    // Writes a field of the table that begins at `begin`. A field that this version does not have is skipped.
     void put(Bytes& bytes, uint64_t begin, const std::string& field, uint64_t value) const {
         if (!has(field)) return;
         const auto [offset, size] = entry(field);

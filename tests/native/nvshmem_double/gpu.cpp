@@ -12,7 +12,7 @@ using cuda::DevicePointer, cuda::Result, cuda::Stream;
 
 constexpr Result kInvalidHandle = 400, kNotFound = 500;
 
-// Never closed, as by NVSHMEM.
+// Never closed, as in NVSHMEM.
 void* library() {
     static void* const opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return opened;
@@ -31,7 +31,7 @@ void call(const char* name, Arguments... arguments) {
     }
 }
 
-// What a driver knows by itself.
+// Information that a real driver would have without being told.
 void tell(const char* name, uint64_t address, uint64_t bytes) {
     void* const function = dlsym(library(), name);
     if (function == nullptr) throw Failure(kInternal, "libcuda.so.1 is not the stand-in");

@@ -1,5 +1,5 @@
 // The driver's calls as NVSHMEM makes them: libcuda.so.1 is opened when a device is first needed, and every call is
-// made with the context current that initialisation has found.
+// made with the context current that initialization found.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class Gpu {
   public:
     using Context = deep_ep::host::cuda::Context;
 
-    // Of the calling thread; null where there is none, or no driver.
+    // The calling thread's context; null if there is none, or no driver.
     static Context current_context();
 
     explicit Gpu(Context context);
@@ -24,7 +24,7 @@ class Gpu {
 
     uint64_t allocate(uint64_t bytes);
     void free(uint64_t address);
-    // Host memory that kernels reach under its address.
+    // Host memory that kernels can access at its host address.
     void* allocate_on_host(uint64_t bytes);
     void write(uint64_t address, const void* bytes, uint64_t count);
     void read(uint64_t address, void* bytes, uint64_t count);
@@ -32,12 +32,12 @@ class Gpu {
     struct Global {
         uint64_t address, bytes;
     };
-    // A module's variable; none where the module has none of that name. Throws Failure where there is no such module.
+    // Finds a module's variable; false if the module has none of that name. Throws Failure if there is no such module.
     bool find_global(void* module, const char* name, Global& found);
 
-    // Tells the stand-in for the driver that a NIC uses this device memory, too.
+    // Informs the stand-in for the driver that a NIC also uses this device memory.
     void share(uint64_t address, uint64_t bytes);
-    // And that memory which is not allocated by it is this GPU's.
+    // Informs it that memory which it has not allocated belongs to this GPU.
     void own(uint64_t address, uint64_t bytes);
 
   private:

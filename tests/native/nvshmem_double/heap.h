@@ -1,5 +1,5 @@
-// The symmetric heaps: a file for each PE, mapped as often as there are parties that reach it by an address of their
-// own. Kernels of this PE have its heap, and those of its node's PEs; the NICs of this PE have all of them, elsewhere.
+// The symmetric heaps: a file for each PE, mapped once for each party that reaches it by addresses of its own. Kernels
+// of this PE see its own heap and those of its node's PEs; its NICs see all heaps, at other addresses.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace nvshmem_double {
 
 class Heap {
   public:
-    // In front of all allocations: what barriers and foreign posts use. The first allocation therefore begins within a
-    // chunk of keys, and at no address that is more aligned than was asked for.
+    // Space before all allocations, for barriers and foreign posts. Because of it, the first allocation begins within a
+    // chunk of keys, and its address is no more aligned than requested.
     static constexpr uint64_t kReserved = (40 << 10) + 512;
-    static constexpr uint64_t kAlignment = 512;         // of allocations that ask for none
+    static constexpr uint64_t kAlignment = 512;         // of allocations that specify none
     static constexpr uint64_t kMaxAlignment = 1 << 29;  // of a heap
 
     Heap(const Settings& settings, const std::string& folder, int pe, int pes);
@@ -26,13 +26,14 @@ class Heap {
 
     uint64_t bytes() const { return bytes_; }
     uint8_t* base() const { return by_kernels_[static_cast<size_t>(pe_)]; }
-    // Where kernels of this PE reach another's heap; null: nowhere.
+    // Where kernels of this PE access another PE's heap; null if they cannot.
     uint8_t* near(int pe) const { return by_kernels_[static_cast<size_t>(pe)]; }
     uint8_t* for_nics(int pe) const { return by_nics_[static_cast<size_t>(pe)]; }
 
-    // The same on all PEs, if they allocate and free in the same order. False: there is no room.
+    // Yields the same offset on all PEs, if they allocate and free in the same order. Returns false if there is no
+    // room.
     bool allocate(uint64_t alignment, uint64_t bytes, uint64_t& offset);
-    // False: nothing begins there.
+    // Returns false if no allocation begins there.
     bool free(uint64_t offset) { return allocated_.erase(offset) == 1; }
     bool contains(const void* address) const {
         const auto* place = static_cast<const uint8_t*>(address);

@@ -9,7 +9,7 @@
 namespace nvshmem_double {
 namespace {
 
-// How a PE that has given up is known: no count of meetings.
+// Marks a PE that has given up; not a count of meetings.
 constexpr uint64_t kGone = ~0ull;
 
 struct Said {
@@ -20,8 +20,8 @@ struct Said {
 }  // namespace
 
 struct alignas(64) Meeting::Slot {
-    uint64_t came;  // to so many meetings
-    // By turns: a PE may be one meeting ahead of another that still reads, but not two.
+    uint64_t came;  // number of meetings it has reached
+    // Two buffers in turn: a PE may be one meeting ahead of another that still reads, but not two.
     Said said[2];
 };
 
@@ -36,7 +36,7 @@ Meeting::Slot* Meeting::slot(int pe) const { return static_cast<Slot*>(memory_) 
 
 void Meeting::give_up(const std::string& call, const std::string& why) {
     met_ = kGone;
-    // Relaxed: it says nothing but that this PE will not come.
+    // Relaxed: it only says that this PE will not come.
     __atomic_store_n(&slot(pe_)->came, kGone, __ATOMIC_RELAXED);
     throw Failure(kInternal, call + " on PE " + std::to_string(pe_) + ": " + why);
 }
@@ -49,7 +49,7 @@ void Meeting::meet(const std::string& call, uint64_t first, uint64_t second) {
     std::strncpy(mine.call, call.c_str(), sizeof(mine.call) - 1);
     mine.first = first;
     mine.second = second;
-    // Release: the other PEs, which acquire it below, find what is said here and all that was written before.
+    // Release: pairs with the acquire of the other PEs below, which then see what is said here and all earlier writes.
     __atomic_store_n(&slot(pe_)->came, turn, __ATOMIC_RELEASE);
     const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds_);
     const auto missing = [&] {

@@ -1,4 +1,4 @@
-// Where the processes of a job meet: a file that all of them map, with a slot for each PE.
+// The meeting point of a job's processes: a file that all of them map, with a slot for each PE.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ class Meeting {
     Meeting(const Meeting&) = delete;
     Meeting& operator=(const Meeting&) = delete;
 
-    // Returns once all PEs have come, with all that they wrote before. Throws Failure where one comes with another call
-    // or other arguments, on all PEs alike; or where one does not come in time, after which no PE can meet here again.
+    // Returns once all PEs have arrived, with everything they wrote before. Throws Failure on all PEs alike if one
+    // arrives with another call or other arguments; or if one does not arrive in time, after which no PE can meet here
+    // again.
     void meet(const std::string& call, uint64_t first = 0, uint64_t second = 0);
 
   private:

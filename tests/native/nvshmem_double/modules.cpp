@@ -12,9 +12,9 @@ namespace {
 constexpr const char* kVersion = "nvshmemi_device_lib_version_d";
 constexpr const char* kDeviceState = "nvshmemi_device_state_d";
 constexpr const char* kIbgdaState = "nvshmemi_ibgda_device_state_d";
-// What the oldest device library has: a smaller symbol is none of NVSHMEM's.
+// Size in the oldest device library: a smaller symbol is not NVSHMEM's.
 constexpr uint64_t kMinDeviceState = 776;
-// Since this minor version the host library asks how many bytes the symbol has. Before, it copies all of its own.
+// From this minor version on, the host library queries the symbol's size. Before, it copies its entire state.
 constexpr int kAsksSince = 7;
 
 void check_version(const Golden& golden, Gpu& gpu, void* module) {
@@ -65,7 +65,8 @@ void Modules::copy(const Golden& golden, Gpu& gpu, const Bytes& device, const By
         try {
             Gpu::Global found{};
             const uint64_t most = golden.is_at_least(kAsksSince) ? ~0ull : device.size();
-            if (!gpu.find_global(module, kDeviceState, found)) throw Failure(kInternal, "the state's symbol is gone");
+            if (!gpu.find_global(module, kDeviceState, found))
+                throw Failure(kInternal, "the state's symbol has disappeared");
             gpu.write(found.address, device.data(), std::min({found.bytes, most, uint64_t{device.size()}}));
             if (ibgda == nullptr || !gpu.find_global(module, kIbgdaState, found)) continue;
             gpu.write(found.address, ibgda->data(), ibgda->size());

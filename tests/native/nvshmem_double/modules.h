@@ -1,4 +1,4 @@
-// The modules that the host library keeps supplied with its states.
+// The modules to which the host library copies its states.
 #pragma once
 
 #include <vector>
@@ -10,11 +10,11 @@ namespace nvshmem_double {
 
 class Modules {
   public:
-    // Finds the module's symbols and checks them: the version that it was compiled for, and room for the states.
+    // Finds and checks the module's symbols: the version that it was compiled for, and room for the states.
     void add(const Golden& golden, Gpu& gpu, void* module);
     void remove(void* module);
-    // To each module; the state of IBGDA only where there is one. Throws Failure, once all that can be reached have
-    // been, where a module was unloaded that is still registered.
+    // Copies to each module; the state of IBGDA only if there is one. Throws Failure if a registered module was
+    // unloaded, after copying to all others.
     void copy(const Golden& golden, Gpu& gpu, const Bytes& device, const Bytes* ibgda) const;
     bool empty() const { return modules_.empty(); }
 

@@ -10,7 +10,7 @@ namespace {
 namespace mlx5 = deep_ep::wire::mlx5;
 using deep_ep::nic::SendQueue;
 
-constexpr int kMaxSteps = 64;  // of a queue pair in one turn
+constexpr int kMaxSteps = 64;  // of a queue pair per turn
 constexpr uint32_t kLocalKeys = 0x10000000, kRemoteKeys = 0x20000000, kReturnedKeys = 0x30000000;
 
 }  // namespace
@@ -26,7 +26,7 @@ Nics::Nics(const Settings& settings, Gpu& gpu, const Heap& heap, int pe, int pes
       thread_([this] { run(); }) {}
 
 Nics::~Nics() {
-    // Relaxed: it only ends run(), and the join orders the rest.
+    // Relaxed: it only ends run(); the join orders everything else.
     stopping_.store(true, std::memory_order_relaxed);
     thread_.join();
 }
@@ -43,7 +43,7 @@ void Nics::register_chunk(int chunk) {
     const uint64_t bytes = uint64_t{1} << settings_.chunk_log2, offset = static_cast<uint64_t>(chunk) * bytes;
     for (int nic = 0; nic < settings_.nics; ++nic) {
         deep_ep::nic::MemoryTable& memory = memory_[static_cast<size_t>(nic)];
-        // A local key is for addresses as this PE's kernels have them.
+        // A local key covers addresses as this PE's kernels use them.
         memory.add(key(chunk, nic),
                    {pe_, reinterpret_cast<uint64_t>(heap_.base()) + offset, bytes, heap_.for_nics(pe_) + offset});
         for (int pe = 0; pe < pes_; ++pe) {
@@ -54,7 +54,7 @@ void Nics::register_chunk(int chunk) {
 
 Parts Nics::make_queue(int peer, int nic) {
     const uint64_t ring_bytes = uint64_t{settings_.nic.blocks} * mlx5::kBlockBytes;
-    // Behind the ring, a line for each: record, completion, the slot for what atomics return.
+    // After the ring, a line each for the record, the completion and the slot for values that atomics return.
     constexpr uint64_t kLine = 256;
     const uint64_t ring = gpu_.allocate(ring_bytes + 3 * kLine), record = ring + ring_bytes, cqe = record + kLine,
                    returned = cqe + kLine;
@@ -68,7 +68,7 @@ Parts Nics::make_queue(int peer, int nic) {
 
     const std::lock_guard<std::mutex> lock(mutex_);
     const uint32_t n = made_++;
-    // A number says nothing of where the queue pair is in the table, and another PE's are others.
+    // A number must not reveal the queue pair's position in the table, and numbers of other PEs differ.
     const uint32_t number = 0x100 + 7 * n + 0x10000 * static_cast<uint32_t>(pe_), key = kReturnedKeys + n;
     memory_[static_cast<size_t>(nic)].add(key, {pe_, returned, kLine, reinterpret_cast<uint8_t*>(returned)});
     Assisted* assisted = nullptr;
@@ -101,7 +101,7 @@ void Nics::check() const {
 
 void Nics::run() {
     deep_ep::host::Looks looks;
-    // Relaxed: the destructor's store, which hands nothing on.
+    // Relaxed: the destructor's store, which publishes nothing else.
     while (!stopping_.load(std::memory_order_relaxed)) looks.note(serve());
 }
 
@@ -134,9 +134,9 @@ bool Nics::step(Served& served) {
     return worked;
 }
 
-// What the host's thread does for kernels that leave the doorbell to it.
+// The host thread rings for kernels that leave the doorbell to it.
 void Nics::ring(Assisted& assisted) {
-    // Acquire: pairs with the kernel's release of the word, behind the blocks that it counts.
+    // Acquire: pairs with the kernel's release of the word, after the WQEBBs that it counts.
     const uint64_t now = __atomic_load_n(assisted.word, __ATOMIC_ACQUIRE);
     if (now <= assisted.rung) return;
     assisted.rung = now;

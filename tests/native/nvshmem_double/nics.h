@@ -1,7 +1,7 @@
 // The NICs of a PE: csrc/nic's queue pairs over memory as NVSHMEM allocates it, served by a thread. Rings, doorbell
-// records, completions and the words for what atomics return lie in device memory, the doorbell's register is the
-// host's; where a thread of the host rings the doorbells, record and register are its own, and kernels have a word that
-// it looks at.
+// records, completions and the words for values that atomics return are in device memory; the doorbell register is in
+// host memory. If a host thread rings the doorbells, it owns record and register, and kernels write a word that it
+// polls.
 #pragma once
 
 #include <atomic>
@@ -26,17 +26,17 @@ class Nics {
     Nics& operator=(const Nics&) = delete;
 
     Parts make_queue(int peer, int nic);
-    // Keys, as NICs read them from requests: in host order.
+    // Keys in host byte order, as NICs read them from requests.
     uint32_t key(int chunk, int nic) const;
     uint32_t remote_key(int chunk, int pe, int nic) const;
-    // Unlike any address of this process.
+    // Differs from any address of this process.
     static uint64_t remote_heap(int pe) { return (static_cast<uint64_t>(pe) + 1) << 44; }
     void register_chunk(int chunk);
-    // Throws Failure where a request was refused.
+    // Throws Failure if a request was refused.
     void check() const;
 
   private:
-    // What a queue pair with `cpu_doorbells` has apart from it.
+    // Separate state of a queue pair with `cpu_doorbells`.
     struct Assisted {
         deep_ep::u64* word;  // kernels raise it
         deep_ep::wire::mlx5::DoorbellRecord record;
@@ -61,7 +61,7 @@ class Nics {
     const Heap& heap_;
     const int pe_, pes_;
     uint32_t made_ = 0;
-    mutable std::mutex mutex_;  // of all that follows
+    mutable std::mutex mutex_;  // guards everything below
     uint32_t random_;
     std::deque<deep_ep::nic::MemoryTable> memory_;  // by NIC
     std::deque<Assisted> assisted_;

@@ -36,8 +36,8 @@ Pe::Pe(const std::string& id, int pe, int pes)
 
 void Pe::initialise(Gpu::Context context) {
     if (initialised()) return;
-    if (context == nullptr) throw Failure(kInternal, "there is no current CUDA context, so no device to initialise");
-    meeting_.meet("initialisation of the device", settings_.heap_bytes, static_cast<uint64_t>(settings_.chunk_log2));
+    if (context == nullptr) throw Failure(kInternal, "there is no current CUDA context, so no device to initialize");
+    meeting_.meet("initialization of the device", settings_.heap_bytes, static_cast<uint64_t>(settings_.chunk_log2));
     gpu_ = std::make_unique<Gpu>(context);
     heap_ = std::make_unique<Heap>(settings_, folder_, pe_, pes_);
     gpu_->own(reinterpret_cast<uint64_t>(heap_->base()), heap_->bytes());
@@ -45,8 +45,8 @@ void Pe::initialise(Gpu::Context context) {
     nics_ = std::make_unique<Nics>(settings_, *gpu_, *heap_, pe_, pes_);
     make_states();
     grow();
-    // No PE reaches another's heap before.
-    meeting_.meet("end of the device's initialisation");
+    // Before this, no PE accesses another's heap.
+    meeting_.meet("end of the device's initialization");
     ready_.store(true, std::memory_order_release);  // initialised() acquires it, and with it the tables and NICs
 }
 
@@ -54,9 +54,9 @@ void Pe::finalise() {
     std::string wrong;
     try {
         meeting_.meet("nvshmemx_hostlib_finalize");
-        if (!modules_.empty()) wrong = "a module is still registered: nvshmemx_cumodule_finalize comes before";
+        if (!modules_.empty()) wrong = "a module is still registered: call nvshmemx_cumodule_finalize first";
         nics_.reset();
-        // Until here other PEs' NICs reach this PE's heap.
+        // Until here, other PEs' NICs access this PE's heap.
         meeting_.meet("end of nvshmemx_hostlib_finalize");
         if (pe_ == 0) std::filesystem::remove_all(folder_);
     } catch (const Failure& failure) {
@@ -94,11 +94,11 @@ void Pe::make_states() {
 }
 
 void Pe::copy_states() {
-    // Without IBGDA NVSHMEM copies no state of it: the symbol stays as the module has it.
+    // Without IBGDA, NVSHMEM copies no state of it: the symbol keeps the module's contents.
     modules_.copy(golden_, *gpu_, states_->device, settings_.ibgda ? &states_->ibgda : nullptr);
 }
 
-// Registers the chunks that allocations have come to lie in.
+// Registers the chunks that allocations have reached.
 void Pe::grow() {
     const uint64_t chunk = uint64_t{1} << settings_.chunk_log2;
     const int needed = static_cast<int>((heap_->end() + chunk - 1) / chunk);
@@ -120,7 +120,7 @@ void* Pe::allocate(const std::string& call, uint64_t alignment, uint64_t bytes, 
     }
     grow();
     std::memset(heap_->base() + offset, filled_with, bytes);
-    // No PE writes to another before that one has filled its own.
+    // No PE writes to another before that one has filled its memory.
     meeting_.meet(call + ", end");
     return heap_->base() + offset;
 }

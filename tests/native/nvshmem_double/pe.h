@@ -1,4 +1,4 @@
-// One PE: what is between the first initialisation and the last finalisation.
+// One PE, from the first initialization to the last finalization.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace nvshmem_double {
 
-// Whom there is room for in front of the heaps' allocations.
+// Space before the heaps' allocations suffices for this many PEs.
 constexpr int kMaxPes = 128;
 
 // Calls throw Failure.
@@ -24,27 +24,27 @@ class Pe {
   public:
     // Bootstrapped: all PEs with this id have met.
     Pe(const std::string& id, int pe, int pes);
-    // With the device too, as far as that is not done. Collective.
+    // Also initializes the device, unless that has been done. Collective.
     void initialise(Gpu::Context context);
-    // Collective. What is thrown is for the caller to tell; nothing is left either way.
+    // Collective. An exception is for the caller to report; all resources are released in either case.
     void finalise();
 
     int number() const { return pe_; }
     int pes() const { return pes_; }
-    // Acquire: pairs with the store at the end of initialise(); threads that post ask without the calls' lock.
+    // Acquire: pairs with the store at the end of initialise(); threads that post call this without the calls' lock.
     bool initialised() const { return ready_.load(std::memory_order_acquire); }
 
-    // Collective; null where there is no room.
+    // Collective; null if there is no room.
     void* allocate(const std::string& call, uint64_t alignment, uint64_t bytes, uint8_t filled_with);
     void free(void* address);
     void* near(const void* address, int pe) const;
     void barrier();
-    // To each other PE, near ones too, over the queue pairs that NVSHMEM's own kernels use.
+    // To each other PE, including near ones, over the queue pairs that NVSHMEM's own kernels use.
     void post_foreign(int count);
 
     void add_module(void* module);
     void remove_module(void* module) { modules_.remove(module); }
-    // Collective; -> handles, by malloc.
+    // Collective. Returns handles, allocated by malloc.
     int* create_queue_pairs(int count);
 
   private:
@@ -56,7 +56,7 @@ class Pe {
     void grow();
     uint64_t reserved_word(int pe) const;
     uint64_t reserved_row(int pe) const;
-    // Of NVSHMEM's own, taken in turns.
+    // One of NVSHMEM's own, used in turn.
     QueueRow row(int peer, int turn) const;
     Target target(const QueueRow& queue, int peer, uint64_t offset) const;
     void post_arrival(int peer);
@@ -75,9 +75,9 @@ class Pe {
     std::unique_ptr<States> states_;
     Modules modules_;
     std::atomic<bool> ready_{false};  // with the device
-    int chunks_ = 0;                  // that have keys
-    uint64_t barriers_ = 0;           // that this PE has come to
-    // Shared by those who post, until nvshmemx_qp_create moves the table under their feet.
+    int chunks_ = 0;                  // with keys
+    uint64_t barriers_ = 0;           // that this PE has reached
+    // Held shared by posting threads, exclusively while nvshmemx_qp_create moves the table.
     mutable std::shared_mutex table_;
 };
 

@@ -1,5 +1,5 @@
-// Posting from the host as NVSHMEM's kernels post: by the counters in its table of queue pairs, which every kernel that
-// uses the same queue pairs goes by too.
+// Posting from the host as NVSHMEM's kernels post: by the counters in its table of queue pairs, which all kernels that
+// use the same queue pairs follow.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,17 @@
 
 namespace nvshmem_double {
 
-// A row of NVSHMEM's table, found by the golden file's offsets. Valid as long as the table lies where it is.
+// A row of NVSHMEM's table, found by the golden file's offsets. Valid until the table moves.
 class QueueRow {
   public:
     QueueRow(const Golden& golden, uint64_t address);
 
-    // Hands out blocks and waits until they are free: -> the first.
+    // Hands out WQEBBs and waits until they are free. Returns the index of the first.
     uint64_t reserve(uint64_t blocks, double seconds);
     void write(uint64_t index, const deep_ep::wire::mlx5::Block& block);
-    // Makes blocks [begin, end) valid, behind those of all others before, and tells the NIC where no thread behind
-    // will.
+    // Makes WQEBBs [begin, end) valid after all earlier ones, and notifies the NIC unless a later thread will.
     void submit(uint64_t begin, uint64_t end, double seconds);
-    // Until the NIC has done all that is valid now.
+    // Waits until the NIC has completed everything that is valid now.
     void quiet(double seconds);
 
     uint32_t number() const { return number_; }
@@ -35,7 +34,7 @@ class QueueRow {
     uint32_t number_, returned_key_, nic_, blocks_;
     uint64_t returned_;
     deep_ep::wire::mlx5::Block* ring_;
-    uint32_t* record_;  // null: a thread of the host rings, and `doorbell_` is the word that it looks at
+    uint32_t* record_;  // null: a host thread rings, and `doorbell_` is the word that it polls
     uint64_t* doorbell_;
     const deep_ep::wire::mlx5::Cqe* cqe_;
     uint64_t *reserved_, *filled_, *rung_, *completed_;

@@ -1,4 +1,4 @@
-// What the environment says of a run on the stand-in for NVSHMEM's host library, and how its calls fail.
+// The environment's settings for a run on the stand-in for NVSHMEM's host library, and how its calls fail.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace nvshmem_double {
 
-// NVSHMEM's codes.
+// NVSHMEM's status codes.
 enum Status : int {
     kSuccess = 0,
     kInvalidValue = 1,
@@ -19,7 +19,7 @@ enum Status : int {
     kInternal = 7
 };
 
-// A call that breaks a rule, or cannot be carried out.
+// A call that breaks a rule, or cannot be executed.
 class Failure : public std::runtime_error {
   public:
     Failure(Status status, const std::string& why) : std::runtime_error(why), status_(status) {}
@@ -29,13 +29,13 @@ class Failure : public std::runtime_error {
     Status status_;
 };
 
-// A line on stderr, as one write, so that those of several processes do not mix.
+// Prints a line to stderr in a single write, so that lines of several processes do not mix.
 void complain(const std::string& what);
 
-// Read anew by every first initialisation.
+// Read again by every first initialization.
 struct Settings {
     std::string folder;
-    double seconds;  // that a collective call waits for the others
+    double seconds;  // timeout of a collective call
     uint64_t heap_bytes;
     int pes_per_node;  // 0: all
     bool p2p;
@@ -50,9 +50,9 @@ struct Settings {
 };
 
 std::string version();
-// Of NVSHMEM_DOUBLE_FAIL; 0: that call is to be carried out.
+// The status in NVSHMEM_DOUBLE_FAIL; 0: that call must be executed.
 int wanted_failure(const std::string& call);
-// Version words of arguments are looked at: NVSHMEM does not do that.
+// Whether version words of arguments are checked, which NVSHMEM does not do.
 bool strict();
 
 }  // namespace nvshmem_double

@@ -12,7 +12,7 @@
 namespace nvshmem_double {
 namespace {
 
-// As many addresses as are needed to find aligned ones among them; the others are given back.
+// Reserves enough addresses to find aligned ones among them; the rest is released.
 void* reserve(size_t bytes, size_t alignment) {
     const size_t all = bytes + alignment;
     void* const memory = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -33,7 +33,7 @@ void* reserve(size_t bytes, size_t alignment) {
 void* map_shared(const std::string& path, size_t bytes, size_t alignment) {
     const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     void* memory = MAP_FAILED;
-    // All processes ask for the same size, so which of them comes first does not matter.
+    // All processes request the same size, so it does not matter which is first.
     if (file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) == 0)
         memory = reserve(bytes, alignment < 4096 ? 4096 : alignment);
     if (memory != MAP_FAILED) {

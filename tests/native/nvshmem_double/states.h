@@ -1,6 +1,6 @@
-// What NVSHMEM's host library keeps for the kernels of one PE, made from a golden file: the two states, and in device
-// memory the tables that they point to. Where a table lies is the caller's to say, so that a test can make addresses up
-// and a stand-in for the library can allocate.
+// The state that NVSHMEM's host library keeps for the kernels of one PE, built from a golden file: the two state
+// structs, and the tables in device memory that they point to. The caller decides where a table is, so that a test can
+// invent addresses and a stand-in for the library can allocate.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 
 namespace nvshmem_double {
 
-// Of a queue pair, what the host library allocates for it.
+// The parts of a queue pair that the host library allocates.
 struct Parts {
     uint64_t ring, record, doorbell, cqe, returned;
     uint32_t returned_key, number;
 };
 
-// Made up, by its index in the table.
+// Fabricated parts, by index in the table.
 inline Parts made_up(uint64_t index) {
     const uint64_t at = 0x7e0000000000 + index * 0x100000;
     const auto low = static_cast<uint32_t>(index);
@@ -33,17 +33,17 @@ struct Job {
     int pes = 4;
     int pe = 1;
     int nics = 1;
-    int rcs = 2;      // per PE and NIC, from the start
+    int rcs = 2;      // per PE and NIC, initially
     int created = 0;  // by nvshmemx_qp_create, per PE
     uint64_t heap = 0x7f2000000000;
     int chunk_log2 = 29;
     int chunks = 4;
-    // What is registered at once, and so has one key: so many chunks.
+    // Number of chunks that are registered at once, and so share a key.
     int chunks_of_key = 1;
     uint32_t blocks = 1024;
-    int registered = -1;     // chunks that have keys already; -1: all
-    bool cpu_rings = false;  // a thread of the host rings the doorbells
-    uint8_t unnamed = 0;     // what the bytes hold that no golden file has a name for
+    int registered = -1;     // chunks that already have keys; -1: all
+    bool cpu_rings = false;  // a host thread rings the doorbells
+    uint8_t unnamed = 0;     // value of the bytes that no golden file names
     // Keys are big endian.
     std::function<Parts(uint64_t index, int pe, int nic)> parts = [](uint64_t index, int, int) {
         return made_up(index);
@@ -80,12 +80,12 @@ class States {
     void put_device(const std::string& field, uint64_t value) { golden_.put(device, 0, "DeviceState." + field, value); }
     void put_ibgda(const std::string& field, uint64_t value) { golden_.put(ibgda, 0, "IbgdaState." + field, value); }
 
-    // The index of the queue pair to a PE in NVSHMEM's table.
+    // The index in NVSHMEM's table of the queue pair to a PE.
     uint64_t index(int pe, int queue, int nic) const {
         if (golden_.is_at_least(5)) return static_cast<uint64_t>((nic * job_.rcs + queue) * job_.pes + pe);
         return static_cast<uint64_t>((pe * job_.rcs + queue) * job_.nics + nic);
     }
-    // What nvshmemx_qp_create says of its n-th.
+    // The handle that nvshmemx_qp_create returns for its n-th queue pair.
     int handle(int n) const { return (job_.rcs * job_.nics + n) * job_.pes; }
     int created() const { return job_.created; }
     uint64_t queue_pairs() const { return queue_pairs_; }
@@ -98,7 +98,7 @@ class States {
         write_(address_of(index), table_.data() + index * size, size);
     }
 
-    // The n-th key of a kind, wherever it is.
+    // The n-th key of a kind, whether in the state or in the table beyond it.
     void put_key(bool remote, uint64_t n, uint32_t key, uint64_t end) {
         const uint64_t near = golden_.number("kKeysInState"), size = golden_.number("Key");
         Bytes bytes(size, job_.unnamed);
@@ -112,7 +112,7 @@ class States {
         }
     }
 
-    // Enters the keys of chunks [first, end).
+    // Adds the keys of chunks [first, end).
     void register_chunks(int first, int end) {
         for (int chunk = first; chunk < end; ++chunk) {
             const int begin = chunk - chunk % job_.chunks_of_key;
@@ -128,8 +128,8 @@ class States {
         }
     }
 
-    // nvshmemx_qp_create: `count` more to each PE. The table lies elsewhere afterwards, with what `read` has found in
-    // the old one, which is the caller's to free.
+    // nvshmemx_qp_create: `count` more queue pairs to each PE. Afterwards the table is elsewhere, with the contents
+    // that `read` found in the old one, which the caller must free.
     void create(int count, const Read& read) {
         const uint64_t old = queue_pairs_;
         Bytes kept(table_.size());
@@ -168,7 +168,7 @@ class States {
         put_ibgda("cpu_rings", job_.cpu_rings ? 1 : 0);
         put_ibgda("queue_pairs", 0);
     }
-    // What has been created counts too, rounded down.
+    // Created queue pairs count too, rounded down.
     void put_rcs() { put_ibgda("rcs_per_pe", static_cast<uint64_t>(job_.rcs + job_.created / job_.nics)); }
 
     void allocate_keys() {
@@ -211,7 +211,7 @@ class States {
             golden_.put(table_, index * golden_.number("QueuePair"), std::string("QueuePair.") + field, value);
         };
         put("number", golden_.number("kNoNumber"));
-        if (pe == job_.pe) return;  // no PE has one to itself
+        if (pe == job_.pe) return;  // no PE has a queue pair to itself
         const Parts parts = job_.parts(index, pe, nic);
         Bytes completions(golden_.number("CompletionQueue"), job_.unnamed);
         golden_.put(completions, 0, "CompletionQueue.cqe", parts.cqe);

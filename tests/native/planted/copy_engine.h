@@ -1,4 +1,4 @@
-// An agent that copies for a kernel, as a DMA engine or a NIC does: it takes commands from a queue, copies, adds a
+// An agent that copies for a kernel, like a DMA engine or a NIC: it takes commands from a queue, copies, and raises a
 // flag.
 #pragma once
 

@@ -1,5 +1,5 @@
-// planted SCENARIO BUG SEED: runs a small kernel with one bug, or with "none". Exit code 0: nothing was noticed; 3:
-// wrong values; 4: a rule of the SIMT machine was broken; 5: deadlock; 66: ThreadSanitizer's report.
+// planted SCENARIO BUG SEED: runs a small kernel with one bug, or with "none". Exit code 0: nothing was detected; 3:
+// wrong values; 4: a rule of the SIMT machine was broken; 5: deadlock; 66: report by ThreadSanitizer.
 #include <map>
 
 #include "block.h"

@@ -1,4 +1,4 @@
-// CUDA threads of two ranks: a ring in the receiver's memory, two warps of the sender fill it, one of the receiver
+// CUDA threads of two ranks: a ring in the receiver's memory; two warps of the sender fill it, one of the receiver
 // reads.
 #pragma once
 
@@ -35,7 +35,7 @@ DEEP_EP_KERNEL void send(const void* args) {
             };
             spin_until(has_room, cpu::kForever, &note);  // line: waits for room
         }
-        // The shuffle carries the value of head, but not the order: what lane 0 acquired, only a barrier hands on.
+        // The shuffle carries the value of head, but no order: what lane 0 acquired is passed on only by a barrier.
         head = __shfl_sync(kFullMask, head, 0);
         if (!bug("missing syncwarp")) __syncwarp();
         u32* slot = ring.slots[item % kSlots] + warp() * kHalf;

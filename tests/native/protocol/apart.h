@@ -1,5 +1,5 @@
-// Dispatches that are begun now and finished later. All ranks begin them in one order and finish them in one order, but
-// each puts its begins among its finishes as it likes (P1).
+// Dispatches that are begun now and finished later. All ranks begin them in the same order and finish them in the same
+// order, but each interleaves its begins and finishes as it likes (P1).
 #pragma once
 
 #include "ranks.h"
@@ -9,7 +9,7 @@ namespace protocol::apart {
 constexpr u32 kPairs = 3;
 
 inline void finish(Buffer& buffer, Batch& batch, const std::shared_ptr<host::Call>& call) {
-    expect(batch.dispatch(*call), batch.whose() + "the dispatch has failed before there were counts");
+    expect(batch.dispatch(*call), batch.whose() + "the dispatch failed before there were counts");
     end_well(buffer, call);
     batch.check_dispatch();
     batch.check_guards();

@@ -1,6 +1,5 @@
-// What kernels read from memory may be wrong: a plan that was written over between a dispatch and what uses it
-// again, an output that lies where a peer has mapped nothing. The operation fails, and nothing is written anywhere else
-// (P15).
+// Data that kernels read from memory may be wrong: a plan that was overwritten between a dispatch and its later use, or
+// an output at an address that a peer has not mapped. The operation fails, and nothing is written anywhere else (P15).
 #pragma once
 
 #include <map>
@@ -9,21 +8,22 @@
 
 namespace protocol::bounds {
 
-// The rank whose plan is tampered with, and the peer that it is about. The peer has the first rows everywhere.
+// The rank whose plan is tampered with, and the peer that the tampering concerns. The peer has the first rows
+// everywhere.
 constexpr u32 kTampered = 2, kPeer = 0;
 constexpr u64 kCanary = 4096;
 
 enum class Operation { kDispatch, kCombine };
 
-// Which rank has to find it: the one itself, before it stores anything; the same, unless a peer misses rows first in
-// another chunk, which some schedules bring about; any rank, by what comes or by what does not; or none, since nothing
-// there is used and all is right.
+// The rank that must detect it: the tampered rank itself, before it stores anything; the same, unless a peer first
+// misses rows in another chunk, which some schedules cause; any rank, through data that arrives or does not; or none,
+// because the value is not used there and all results are right.
 enum class Found { kByItself, kByItselfOrPeer, kByAnyRank, kNot };
-constexpr u32 kTries = 6;  // schedules of which one must be another
+constexpr u32 kTries = 6;  // schedules, at least one of which must differ
 
 struct Tampering {
     std::function<void(Batch&)> with;
-    // In a cached dispatch and in combine, where rows go straight to their places, and where they go in chunks.
+    // In a cached dispatch and in combine: where rows go directly to their destinations, and where they go in chunks.
     Found dispatch, dispatch_chunks, combine, combine_chunks;
 };
 
@@ -46,7 +46,7 @@ inline const std::map<std::string, Tampering>& tamperings() {
           kByItself, kByItself}},
         {"one row fewer is sent",
          {[](Batch& b) { --prefix(b, kTampered, kPeer); }, kByItself, kByAnyRank, kByItself, kByItself}},
-        // Chunks say where they begin among the rows of their source alone.
+        // Chunks state their beginning only among the rows of their source.
         {"rows begin behind the output",
          {[](Batch& b) {
               prefix(b, kTampered - 1, kPeer) += 9;
@@ -75,7 +75,7 @@ inline const std::map<std::string, Tampering>& tamperings() {
     return all;
 }
 
-// A heap that ends for others before its owner's outputs.
+// A heap that, for other ranks, ends before its owner's outputs.
 class ShortHeap final : public host::Heap {
   public:
     ShortHeap(const std::shared_ptr<host::Heap>& whole, size_t mapped)
@@ -86,7 +86,7 @@ class ShortHeap final : public host::Heap {
     const size_t mapped_;
 };
 
-// Where kernels of any rank must write nothing: right behind the regions, and between outputs.
+// Memory that kernels of no rank may write: directly after the regions, and between outputs.
 class Canary {
   public:
     explicit Canary(host::Runtime& runtime) : memory_(runtime.arena()->address(*runtime.arena()->allocate(kCanary))) {
@@ -102,7 +102,7 @@ class Canary {
     u8* memory_;
 };
 
-// What came of a call on each rank.
+// The outcome of a call on each rank.
 struct Ends {
     wire::Failure of[kRanks];
 
@@ -110,7 +110,7 @@ struct Ends {
         return wire::mark_reason(of[rank].mark) == wire::kMismatch &&
                of[rank].phase == static_cast<u32>(wire::Phase::kBounds);
     }
-    // -> whether it was found by the one that it was expected of.
+    // Returns whether the expected rank detected it.
     bool check(const std::string& name, Found expected) const {
         u32 failed = 0;
         for (u32 r = 0; r < kRanks; ++r) {
@@ -121,12 +121,12 @@ struct Ends {
                    name + ": rank " + std::to_string(r) + " failed for reason " + std::to_string(reason));
         }
         expect((failed != 0) == (expected != Found::kNot), name + ": " + std::to_string(failed) + " ranks failed");
-        expect(found(kTampered) || expected != Found::kByItself, name + ": the rank has not found it");
+        expect(found(kTampered) || expected != Found::kByItself, name + ": the rank did not detect it");
         return found(kTampered) || expected != Found::kByItselfOrPeer;
     }
 };
 
-// -> as Ends::check().
+// Returns the result of Ends::check().
 inline bool run_tampered(uint64_t seed, const Setup& setup, const std::string& name, Operation operation) {
     const bool direct = setup.fabric == "peer" && setup.arena;
     const Tampering& tampering = tamperings().at(name);
@@ -165,7 +165,7 @@ inline bool run_tampered(uint64_t seed, const Setup& setup, const std::string& n
                       operation == Operation::kDispatch ? in_dispatch : in_combine);
 }
 
-// The others have mapped that rank's heap up to its arena, where its outputs lie.
+// The other ranks have mapped that rank's heap only up to its arena, which holds its outputs.
 inline void run_short(uint64_t seed, const Setup& setup) {
     World world;
     Ends ends{};
@@ -198,7 +198,7 @@ inline void run(uint64_t seed, const Setup& setup) {
         for (const Operation operation : {Operation::kDispatch, Operation::kCombine}) {
             u32 tries = 0;
             while (!run_tampered(seed + tries, setup, name, operation)) {
-                expect(++tries < kTries, name + ": the rank never finds it");
+                expect(++tries < kTries, name + ": the rank never detects it");
             }
         }
     }

@@ -1,4 +1,4 @@
-// What a run does, where that is not the schedule's to say: drawn from its seed.
+// Choices of a run that the schedule does not make, drawn from its seed.
 #pragma once
 
 #include "wire/types.h"

@@ -1,5 +1,5 @@
-// Operations that are queued behind one that fails, with user kernels between them which write over the published rows:
-// whatever fails, and however ranks find out, a call that ends without a failure has the right sums (P12, P14, P15).
+// Operations that are queued after one that fails, with user kernels between them which overwrite the published rows:
+// whatever fails, and however ranks learn of it, a call that ends without a failure has the right sums (P12, P14, P15).
 #pragma once
 
 #include <algorithm>
@@ -14,31 +14,30 @@ constexpr u32 kCombines = 3, kWorlds = 24, kOrderedWorlds = 72, kMaxRanks = 4;
 constexpr u64 kForever = 1000 * kSecond;
 
 struct Kind {
-    // ThreadSanitizer is to judge the order of rows that are read and written over. So a user kernel behind a failure
-    // waits until the same operation has ended everywhere, and writes to the rows alone whose owner's has ended well;
-    // it learns of that without any order between the two.
+    // ThreadSanitizer must judge the order of rows that are read and overwritten. Therefore a user kernel after a
+    // failure waits until the same operation has ended everywhere, and writes only rows whose owner's operation
+    // succeeded; it learns that without any ordering between the two.
     bool ordered;
-    // Something of the host's writes over a call's rows as soon as its record has a reason, while its kernel still
-    // runs.
+    // A host thread overwrites a call's rows as soon as its record has a reason, while its kernel still runs.
     bool watched;
-    u32 aborter;     // the rank whose host may say that it has failed
-    u32 delays = 1;  // of what it tells the others, times this
+    u32 aborter;     // the rank whose host may report a failure
+    u32 delays = 1;  // factor for the delays of its messages to the others
 };
 
 // A rank's rows of version `version`, as its user kernels write them.
 inline u32 value(u32 version, u32 holder, u32 source, u32 token, u32 h) {
     return (version * 31 + holder * 7 + source * 3 + token * 5 + h) % 61;
 }
-constexpr u16 kGarbage = 0x7fc1;  // not a number, and so is every sum with it
+constexpr u16 kGarbage = 0x7fc1;  // NaN, which makes every sum with it NaN
 
-// As many as combine needs.
+// The minimum that combine needs.
 class FewWarps final : public Forwarding {
   public:
     using Forwarding::Forwarding;
     unsigned warps() const override { return 2; }
 };
 
-// What came of each combine on each rank. 0: it has not ended yet.
+// The outcome of each combine on each rank. 0: not ended yet.
 struct Ends {
     enum : u32 { kWell = 1, kFailed = 2 };
     u32 of[kCombines][kMaxRanks] = {};
@@ -64,7 +63,7 @@ struct UserArgs {
     Rows rows;
     u32 version;  // to be written
     u32 rank, ranks;
-    const wire::Failure* failure;  // of the combine before
+    const wire::Failure* failure;  // of the preceding combine
     u32 generation;
     u32* ends;  // of that combine, by rank
     bool ordered;
@@ -96,7 +95,7 @@ DEEP_EP_KERNEL void write_over(const void* args) {
     }
 }
 
-// Queues it behind a call.
+// Queues it after a call.
 inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, const host::Call& behind, u32* ends,
                               bool ordered) {
     const UserArgs args{
@@ -107,17 +106,17 @@ inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, con
         {"write over", rank, stream, 1, 2 * device::kWarpSize, 0, write_over, &args, sizeof(args)});
 }
 
-// What goes wrong in a run.
+// The failures of a run.
 struct Plan {
     u64 timeout_ns[kMaxRanks];
-    u32 late;                                                       // this rank,
-    u32 in_time;                                                    // with all combines but the first so many,
-    u64 late_ns;                                                    // by so much; 0: none is
-    bool aborts;                                                    // kind.aborter:
-    enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when this rank has read
-    u32 reader;                                                     // all that it is given
-    u32 in;                                                         // in this combine, or some rank's has ended;
-    Delays delays;                                                  // of its stores
+    u32 late;                                                       // the late rank
+    u32 in_time;                                                    // number of combines that it starts in time
+    u64 late_ns;                                                    // its delay; 0: no rank is late
+    bool aborts;                                                    // whether kind.aborter aborts
+    enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when its stores may arrive, see due()
+    u32 reader;                                                     // kRead: this rank has read its rows
+    u32 in;                                                         // index of the combine for kRead and kEnded
+    Delays delays;                                                  // of the hosts' stores
 
     static Plan of(u64 seed, const Nodes& nodes) {
         const u32 ranks = nodes.ranks;
@@ -144,7 +143,7 @@ struct Plan {
     }
 };
 
-// Something of the host's that acts on a call's record at once. By then every rank has the abort word.
+// A host thread that acts on a call's record at once. By then every rank has the abort word.
 class Watcher {
   public:
     Watcher(Buffer& buffer, const std::vector<std::shared_ptr<host::Call>>& calls, Rows rows)
@@ -190,7 +189,7 @@ inline bool due(const Plan& plan, const World& world, const Ends& ends) {
     // Where rows go in chunks, none are read in place.
     if (plan.moment == Plan::kAtOnce || std::any_of(of, of + ranks, over)) return true;
     if (plan.moment == Plan::kEnded) return false;
-    // The dispatch was the first operation; of each region's uses one puts one unit.
+    // The dispatch was the first operation; each use of a region adds one unit.
     const u64 operation = plan.in + 1, regions = world.layout.regions;
     const WordPlace place{1, static_cast<u32>(operation % regions), wire::kRead, plan.reader};
     const u64* const word = place.in(world.layout, world.heaps[1]->base(), world.host_words[1]);
@@ -199,10 +198,10 @@ inline bool due(const Plan& plan, const World& world, const Ends& ends) {
 }
 
 struct Result {
-    u32 failed = 0, well = 0, mixed = 0;  // calls, and those that failed on one rank and ended well on another
+    u32 failed = 0, well = 0, mixed = 0;  // calls, and those that failed on one rank and succeeded on another
 };
 
-// Batch: a rank's tokens, as ranks.h has it.
+// Batch: a rank's tokens, as in ranks.h.
 template <class Batch>
 Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
     const u32 ranks = setup.nodes.ranks;
@@ -249,13 +248,13 @@ Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
             if (kind.watched) watcher.emplace(buffer, calls, rows);
             if (plan.aborts && rank == kind.aborter) {
                 buffer.runtime().abort(wire::kException);
-                // Its caller goes on.
+                // Its caller continues.
                 if (!kind.ordered) std::fill(rows.x, rows.x + rows.count * rows.hidden, kGarbage);
             }
             executor.synchronize(r, buffer.stream->stream());
             ended[rank] = executor.now_ns();
             buffer.meet(world);
-            expect(!watcher || !watcher->too_early(), batch.whose() + "a record says so before every rank has heard");
+            expect(!watcher || !watcher->too_early(), batch.whose() + "a record has a reason before all ranks know");
         }
         for (u32 i = 0; i < kCombines; ++i) {
             sums[i].check(batch.whose());
@@ -273,7 +272,7 @@ Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         result.failed += ranks - well;
         result.mixed += well != 0 && well != ranks;
     }
-    // No rank waits for its own timeout: the first rank that has had to tells the others.
+    // No rank waits for its own timeout: the first rank that times out notifies the others.
     const u64 begin = *std::min_element(began, began + ranks), end = *std::max_element(ended, ended + ranks);
     expect(end - begin <= plan.late_ns, "the last rank ended after " + std::to_string(end - begin) +
                                             " ns, one was late by " + std::to_string(plan.late_ns));

@@ -68,7 +68,7 @@ struct Bench {
     }
 };
 
-// What the NIC says, or nothing.
+// Returns the NIC's refusal, or nothing.
 inline std::string refusal(Bench& bench) {
     try {
         bench.serve();
@@ -99,10 +99,10 @@ inline void check_refusals() {
         {"bytes is 0", {false, [](Block& b) { b.data.bytes = 0; }}},
         {"inline bytes is 12", {false, [](Block& b) { b.data.bytes = mlx5::big(12u | mlx5::kInline); }}},
         {"local key 77 is not registered", {false, [](Block& b) { b.data.key = mlx5::big(77u); }}},
-        {"local key 5 is of rank 1", {false, [](Block& b) { b.data.key = mlx5::big(kThereKey); }}},
+        {"local key 5 belongs to rank 1", {false, [](Block& b) { b.data.key = mlx5::big(kThereKey); }}},
         {"local address: 64 bytes at 4064", {false, [](Block& b) { b.data.address = mlx5::big(kHere + 4064); }}},
         {"local address: 64 bytes at -16", {false, [](Block& b) { b.data.address = mlx5::big(kHere - 16); }}},
-        {"remote key 3 is of rank 0", {false, [](Block& b) { b.remote.key = mlx5::big(kHereKey); }}},
+        {"remote key 3 belongs to rank 0", {false, [](Block& b) { b.remote.key = mlx5::big(kHereKey); }}},
         {"remote address: 64 bytes at 4096", {false, [](Block& b) { b.remote.address = mlx5::big(kThere + 4096); }}},
         {"reserved bits of the remote address", {false, [](Block& b) { b.remote.reserved = 1; }}},
         {"remote address modulo 8 is 4", {true, [](Block& b) { b.remote.address = mlx5::big(kThere + 4); }}},
@@ -151,14 +151,14 @@ inline void check_doorbells() {
         expect(refusal(bench).empty(), "its own doorbell brings nothing new");
     }
     {
-        Bench bench;  // a record without its doorbell is nothing to a NIC
+        Bench bench;  // a NIC ignores a record without its doorbell
         bench.post(bench.write(0));
         bench.record.send = mlx5::send_counter(1);
         expect(!bench.queue->has_work(), "no doorbell");
     }
 }
 
-// Data, atomics and completions, around the ring and past 16 bits of the index.
+// Data, atomics and completions, around the ring and beyond 16 bits of the index.
 inline void check_execution() {
     Bench bench;
     constexpr u64 kRequests = 70'000;
@@ -210,7 +210,7 @@ inline void check_faults() {
             expect(mlx5::cqe_kind(tail) == mlx5::kRequestError && mlx5::cqe_index(tail) == 2, "the error's request");
             expect(bench.cqe.syndrome == syndrome, "the syndrome");
         }
-        expect(bench.queue->idle(4), "a queue pair that has failed does nothing any more");
+        expect(bench.queue->idle(4), "a failed queue pair does nothing any more");
     }
     Bench bench;
     bench.post(bench.add(0));

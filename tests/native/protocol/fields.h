@@ -1,4 +1,4 @@
-// Every field of a work request that a ConnectX would refuse, or go wrong with, one at a time: the software NIC names
+// Every field of a work request that a ConnectX would refuse or misinterpret, one at a time: the software NIC must name
 // it.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Low-latency dispatch and combine through a Runtime, on ranks that are threads: whole and by halves, results pushed
-// and published; or rows once to each node, and sums back. Every value is checked.
+// Low-latency dispatch and combine through a Runtime, on ranks that are threads: as one launch and in two parts, with
+// results pushed and published; or rows once to each node, and sums back. Every value is checked.
 #pragma once
 
 #include <algorithm>
@@ -28,13 +28,13 @@ struct Case {
     u32 groups() const { return sizes.hidden / kScaleGroup; }
 };
 
-// Two units of tokens, and blocks of unequal shares; rows of two groups that are cast; rows that take two puts; results
-// of two groups that travel as LogFMT, and one block that puts them to all.
+// Two units of tokens, and blocks with unequal shares; rows of two groups that are cast; rows that take two puts;
+// results of two groups that travel as LogFMT, and one block that puts them to all ranks.
 constexpr Case kUnits = {{40, 16, 3, 6}, {37, 0, 40}, 3};
 constexpr Case kCast = {{4, 2 * kScaleGroup, 2, 6, sizeof(i64), Scales::kExponents}, {4, 3, 0}, 2};
 constexpr Case kLog = {{5, 2 * kLogGroup, 2, 6, sizeof(i64), Scales::kNone, true}, {5, 3, 4}, 1};
 constexpr Case kPuts = {{136, 8, 1, 3}, {130, 2, 0}, 2};
-// Of two nodes: two units of tokens; rows that are cast, of sums that their owners make; rows that take two puts.
+// On two nodes: two units of tokens; rows that are cast, with sums made by their owners; rows that take two puts.
 constexpr Case kNodeUnits = {
     {40, 16, 3, 12, sizeof(i64), Scales::kNone, false, kPerNode, true}, {37, 0, 40, 5}, 3, kNodeRanks};
 constexpr Case kNodeCast = {
@@ -42,7 +42,7 @@ constexpr Case kNodeCast = {
 constexpr Case kNodePuts = {
     {136, 8, 2, 4, sizeof(i64), Scales::kNone, false, kPerNode, true}, {130, 2, 0, 133}, 2, kNodeRanks};
 
-// Some choices are none, some name the token's first expert again.
+// Some choices are none, some repeat the token's first expert.
 inline i64 choice(const Case& of, u32 number, u32 rank, u32 token, u32 k) {
     const u32 mixed = token * (number + 3) + rank * 5 + k * 2 + token / 7;
     if (k != 0 && token % 5 == 2) return choice(of, number, rank, token, 0);
@@ -60,14 +60,14 @@ inline u32 weight(u32 token, u32 k) { return 1 + (token + k) % 3; }
 // Small, so that sums of products are exact in bfloat16.
 inline u32 result(u32 expert, u32 source, u32 token, u32 h) { return (expert * 3 + source * 5 + token * 7 + h) % 27; }
 
-// What is cast to LogFMT comes back exactly: its magnitudes but zero are within a factor of 15. Some groups for rank 1
-// stay as they are.
+// Values that survive the cast to LogFMT exactly: their magnitudes except zero are within a factor of 15. Some groups
+// for rank 1 stay unchanged.
 inline float log_result(u32 expert, u32 source, u32 token, u32 h) {
     const float value = static_cast<float>(result(expert, source, token, h) % 16);
     return source == 1 && token % 2 == 0 && h >= kLogGroup ? value : value / 32;
 }
 
-// What is cast: up to 12 times a power of two, the largest in every group. Then the scale is 2^-5 times that power.
+// Values to cast: up to 12 times a power of two, the largest in every group. The scale is then 2^-5 times that power.
 inline u32 power(u32 token, u32 group) { return (token + group) % 3; }
 inline float cast_element(u32 number, u32 rank, u32 token, u32 h) {
     const u32 mixed = h + token * 3 + rank * 5 + number;
@@ -81,8 +81,8 @@ inline float decoded(u8 e4m3, u8 exponent) {
     return (e4m3 & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// One dispatch of a rank's tokens, and combines of what experts make of them. `lost`: a rank that may be masked at any
-// time. What comes of it comes as a whole or not at all, and its own calls fail from then on.
+// One dispatch of a rank's tokens, and combines of the experts' results. `lost`: a rank that may be masked at any time.
+// Its data arrives as a whole or not at all, and its own calls fail from then on.
 class Trip {
   public:
     Trip(Buffer& buffer, const Case& of, u32 number, u32 lost = wire::kNoRank)
@@ -146,7 +146,7 @@ class Trip {
     // This rank is masked.
     bool failed() const { return failed_; }
 
-    // `publish`: peers that see this rank's results read them where they are.
+    // `publish`: peers that can access this rank's results read them in place.
     void combine(bool whole, bool publish) {
         if (failed_) return;
         write_results();
@@ -191,7 +191,7 @@ class Trip {
     }
     std::string whose() const { return "rank " + std::to_string(rank_) + ", trip " + std::to_string(number_) + ": "; }
 
-    // A caller may, as soon as the sending half is through.
+    // Callers may overwrite these as soon as the sending part has ended.
     void write_over_sent() {
         std::fill(x_.as<u16>(), x_.as<u16>() + tokens_ * of_.sizes.hidden, u16{0xffff});
         std::fill(idx_.begin(), idx_.end(), 0);
@@ -204,7 +204,7 @@ class Trip {
         if (of_.sizes.logfmt) return log_result(expert, source, token, h);
         return static_cast<float>(result(expert, source, token, h));
     }
-    // Rows that are no token's keep what they have.
+    // Rows that no token occupies keep their contents.
     void write_results() {
         for (u32 e = 0; e < of_.local(); ++e) {
             for (u32 row = 0; row < rows_[e].size(); ++row) {
@@ -216,7 +216,7 @@ class Trip {
             }
         }
     }
-    // False, and the rank goes no further: it is masked.
+    // Returns false if the rank is masked, and so stops.
     bool ends_well() {
         buffer_.runtime().wait(*call_);
         const wire::Failure failure = call_->failure();
@@ -225,7 +225,7 @@ class Trip {
         expect(!failed_ || masked, whose() + "failed: " + wire::phase_name(static_cast<wire::Phase>(failure.phase)));
         return !failed_;
     }
-    // Other ranks wait for what is forwarded, not this one's host.
+    // Other ranks wait for what is forwarded; this rank's host does not.
     void await_half() {
         if (ends_well()) host::low_latency::forward(buffer_.runtime(), *call_);
     }
@@ -242,7 +242,7 @@ class Trip {
         write_over_results();
         check_sums();
     }
-    // Where no expert here has a row of the lost rank's, none was to come.
+    // If no expert here received a row from the lost rank, none is expected.
     void leave_out_lost() {
         if (lost_ == wire::kNoRank) return;
         for (u32 e = 0; e < of_.local(); ++e) {
@@ -281,7 +281,7 @@ class Trip {
             }
             const u32 group = h / kScaleGroup;
             const u32 exponents = recv_scales_.as<u32>()[index], exponent = exponents >> 8 * group & 0xff;
-            expect(exponents >> 8 * of_.groups() == 0, what + "exponents of groups that there are not");
+            expect(exponents >> 8 * of_.groups() == 0, what + "exponents of groups that do not exist");
             expect(exponent == 127 - 5 + power(t, group), what + "exponent");
             expect(decoded(recv_x_.data()[index * hidden + h], static_cast<u8>(exponent)) ==
                        cast_element(number_, source, t, h),
@@ -293,14 +293,14 @@ class Trip {
         return std::all_of(row, row + of_.x_bytes(), [](u8 byte) { return byte == 0; }) &&
                (!of_.cast() || recv_scales_.as<u32>()[index] == 0);
     }
-    // All with the results of the lost rank, or all without.
+    // Either all include the results of the lost rank, or none do.
     void check_sums() const {
         const u32 wrong = wrong_sum(wire::kNoRank);
         expect(wrong == tokens_ || (lost_ != wire::kNoRank && wrong_sum(lost_) == tokens_),
                whose() + "sum of token " + std::to_string(wrong));
         sums_.check(whose());
     }
-    // The first token whose sum is not that of its results but for those of a rank; or how many tokens there are.
+    // The first token whose sum is not that of its results except a rank's; the number of tokens if there is none.
     u32 wrong_sum(u32 without) const {
         for (u32 t = 0; t < tokens_; ++t) {
             for (u32 h = 0; h < of_.sizes.hidden; ++h) {
@@ -324,7 +324,7 @@ class Trip {
     Buffer& buffer_;
     const Case& of_;
     const u32 number_, rank_, tokens_;
-    std::vector<std::vector<Row>> rows_;  // that this rank receives, by local expert
+    std::vector<std::vector<Row>> rows_;  // received by this rank, by local expert
     Output x_, recv_x_, recv_scales_, results_, sums_;
     std::vector<i64> idx_;
     std::vector<float> weights_;
@@ -360,7 +360,7 @@ inline void run(uint64_t seed, Setup setup) {
         first.combine(true, false);
         first.combine(true, true);
         first.end();
-        // As many open at once as there are regions; hooks may be called in any order.
+        // As many trips open at once as there are regions; hooks may be called in any order.
         Trip cast(buffer, kCast, 1), units(buffer, kUnits, 2);
         cast.dispatch(false);
         units.dispatch(false);

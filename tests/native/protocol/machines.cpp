@@ -26,7 +26,7 @@ using planted::expect;
 namespace {
 
 constexpr int kRanks = 3, kMeshes = 20, kRepeats = 20;
-constexpr int kAlone = 2;  // the rank that is on a machine of its own; the others share one
+constexpr int kAlone = 2;  // the rank on a machine of its own; the others share one
 constexpr wire::HeapLayout kLayout{kRanks, 2, 4096, 4096};
 
 TagKey key_of(int from, int to) { return {{static_cast<u64>(from) + 1, static_cast<u64>(to) + 1}}; }
@@ -40,7 +40,7 @@ bool within(const std::function<bool()>& holds) {
     return true;
 }
 
-// Takes its time, so that what must come after a store does.
+// Delays its stores, so that operations required to follow a store do.
 class LateMemory final : public CpuMemory {
   public:
     void release_words(const std::vector<uint64_t*>& words, uint64_t value) override {
@@ -49,7 +49,7 @@ class LateMemory final : public CpuMemory {
     }
 };
 
-// A teller that tells when it is asked to.
+// A teller that tells on request.
 class ToldTeller final : public Teller {
   public:
     ToldTeller(const uint64_t* claimed, Others others)
@@ -61,7 +61,7 @@ class ToldTeller final : public Teller {
 
 struct World {
     CpuMemory memory;
-    std::vector<std::shared_ptr<u8>> own;  // by rank: its control pages, as its machine has them
+    std::vector<std::shared_ptr<u8>> own;  // by rank: its control pages, as its machine maps them
     std::vector<std::shared_ptr<u8>> copies[kRanks];
     std::shared_ptr<Mesh> meshes[kRanks];
     std::unique_ptr<MachinesControl> controls[kRanks];
@@ -99,29 +99,31 @@ struct World {
                                                                meshes[rank], std::make_unique<LateMemory>());
         }
     }
-    // As a process's end closes its connections.
+    // Closes connections as the end of a process does.
     void end(int rank) {
         controls[rank].reset();
         meshes[rank].reset();
     }
 };
 
-// A failure is everywhere when its teller goes on (P12), and a kernel's claim comes to all that kernels do not reach.
+// A failure is known everywhere when its teller continues (P12), and a kernel's claim reaches all ranks that kernels do
+// not.
 void failures(World& world, std::mt19937_64& random) {
     for (uint32_t generation = 1; generation <= kRepeats; ++generation) {
         const int from = static_cast<int>(random() % kRanks);
         const u64 word = wire::abort_word(generation, wire::kException, static_cast<u32>(from), -1);
         world.controls[from]->tell_failure(word, generation);
         for (const auto& control : world.controls) {
-            expect(control->failure(generation) == word, "a rank has not been told before the one that failed goes on");
+            expect(control->failure(generation) == word, "the rank that failed continues before another was notified");
         }
         const uint64_t claimed = wire::abort_word(generation, wire::kTimeout, 0, 1);
         world.controls[0]->make_teller(&claimed, generation, {kAlone}).reset();
-        expect(within([&] { return world.controls[kAlone]->failure(generation) == claimed; }), "a claim is not told");
+        expect(within([&] { return world.controls[kAlone]->failure(generation) == claimed; }),
+               "a claim is not announced");
     }
 }
 
-// Where a stage is seen, so is its mask, and the address of the endpoint that was made before it (P16).
+// Where a stage is visible, so is its mask, and the address of the endpoint that was made before it (P16).
 void recoveries(World& world, std::mt19937_64& random) {
     auto& page = *reinterpret_cast<wire::NetworkAddress*>(world.own[kAlone].get() + kLayout.address_offset());
     for (u64 stage = 1; stage <= kRepeats; ++stage) {
@@ -133,18 +135,19 @@ void recoveries(World& world, std::mt19937_64& random) {
         world.controls[kAlone]->tell_address();
         world.controls[kAlone]->tell_stage(mask, stage);
         for (const int rank : {0, 1}) {
-            expect(within([&] { return world.controls[rank]->stage_of(kAlone).stage == stage; }), "no stage comes");
-            expect(world.controls[rank]->stage_of(kAlone).mask.words[0] == mask.words[0], "a stage before its mask");
+            expect(within([&] { return world.controls[rank]->stage_of(kAlone).stage == stage; }), "no stage arrives");
+            expect(world.controls[rank]->stage_of(kAlone).mask.words[0] == mask.words[0],
+                   "a stage is visible before its mask");
             u8 found[64];
             auto& copy =
                 *reinterpret_cast<wire::NetworkAddress*>(world.copies[rank][kAlone].get() + kLayout.address_offset());
             expect(AddressPage(copy, stage).read(found, sizeof(found)) && found[63] == stage,
-                   "a stage before an address");
+                   "a stage is visible before the address");
         }
     }
 }
 
-// What a rank has announced in the generation before is no announcement of this one, whenever it comes.
+// A rank's announcement in the previous generation does not count in this one, whenever it arrives.
 void announcements(World& world) {
     auto& announced = reinterpret_cast<wire::HeapHeader*>(world.own[kAlone].get())->announcement;
     MachinesControl& here = *world.controls[0];
@@ -153,45 +156,46 @@ void announcements(World& world) {
         world.meshes[kAlone]->tell_beat();
     };
     say(7);
-    expect(within([&] { return here.announcement(kAlone) == 7; }), "an announcement does not come");
+    expect(within([&] { return here.announcement(kAlone) == 7; }), "an announcement does not arrive");
     here.clear_announcement(2);
-    expect(here.announcement(kAlone) == 0, "an announcement of the generation before");
+    expect(here.announcement(kAlone) == 0, "an announcement of the previous generation counts");
     say(8);
-    world.controls[kAlone]->tell_failure(1, 1);  // which comes behind it
-    expect(here.announcement(kAlone) == 0, "an announcement of the generation before");
+    world.controls[kAlone]->tell_failure(1, 1);  // which arrives after it
+    expect(here.announcement(kAlone) == 0, "an announcement of the previous generation counts");
     world.controls[kAlone]->clear_announcement(2);
     say(9);
-    expect(within([&] { return here.announcement(kAlone) == 9; }), "an announcement does not come");
+    expect(within([&] { return here.announcement(kAlone) == 9; }), "an announcement does not arrive");
 }
 
 void states(World& world) {
     world.controls[kAlone]->set_compiling(true);
-    expect(within([&] { return world.controls[0]->compiling(kAlone); }), "a rank that compiles does not say so");
+    expect(within([&] { return world.controls[0]->compiling(kAlone); }), "a rank that compiles does not announce it");
     world.meshes[0]->tell(kBeat, Beat{1, 0, 0, 1});
     world.meshes[0]->tell(kBeat, Beat{1, 0, 0, 0});  // made before it left
-    expect(within([&] { return world.controls[kAlone]->left(0); }), "a rank that has left does not say so");
+    expect(within([&] { return world.controls[kAlone]->left(0); }), "a rank that has left does not announce it");
     world.controls[0]->tell_failure(1, 1);
     expect(world.controls[kAlone]->left(0), "a rank that has left is back");
-    expect(!world.controls[0]->left(kAlone) && !world.controls[0]->ended(kAlone), "a rank that is there has left");
+    expect(!world.controls[0]->left(kAlone) && !world.controls[0]->ended(kAlone),
+           "a rank that is present counts as left");
 }
 
-// A rank that has left in good order is known to, as soon as it is known that it has ended.
+// That a rank has left in good order is known as soon as it is known that it has ended.
 enum Leaving { kWell, kInHaste, kNotAtAll };
 void leaves(World& world, Leaving how) {
     const bool well = how != kNotAtAll;
     std::thread leaving([&] {
         if (how == kWell) world.controls[kAlone]->leave();
-        if (how == kInHaste) world.meshes[kAlone]->tell(kBeat, Beat{1, 0, 0, 1});  // and waits for no answer
+        if (how == kInHaste) world.meshes[kAlone]->tell(kBeat, Beat{1, 0, 0, 1});  // without waiting for an answer
         world.end(kAlone);
     });
     const bool ended = within([&] { return world.controls[0]->ended(kAlone); });
     const bool left = world.controls[0]->left(kAlone);
     leaving.join();
-    expect(ended && world.controls[0]->gone(kAlone), "an end is not seen");
-    expect(left == well, well ? "a rank that has left is taken for one that has died" : "a rank that died has left");
+    expect(ended && world.controls[0]->gone(kAlone), "an end is not detected");
+    expect(left == well, well ? "a rank that has left counts as dead" : "a rank that died counts as left");
 }
 
-// An attacker who puts frames into a connection on its way knows no key.
+// An attacker who injects frames into a connection in transit does not know the key.
 void forgeries(bool repeated) {
     CpuMemory memory;
     std::vector<std::shared_ptr<u8>> pages;
@@ -213,10 +217,11 @@ void forgeries(bool repeated) {
     };
     const u64 first = wire::abort_word(2, wire::kTimeout, 1, 0), second = wire::abort_word(2, wire::kDied, 1, 0);
     send(0, {2, first}, key_of(1, 0));
-    expect(within([&] { return control.failure(2) == first; }), "what a rank tells does not come");
+    expect(within([&] { return control.failure(2) == first; }), "a message does not arrive");
     if (repeated) control.stop_own(second, 2);
     send(repeated ? 0 : 1, {2, repeated ? first : second}, key_of(repeated ? 1 : 0, repeated ? 0 : 1));
-    expect(within([&] { return mesh->state(1) == Mesh::State::kEnded; }), "a connection with a forged frame goes on");
+    expect(within([&] { return mesh->state(1) == Mesh::State::kEnded; }),
+           "a connection with a forged frame stays open");
     expect(control.failure(2) == (repeated ? second : first), "a forged frame counts");
     close(pair[1]);
 }

@@ -1,5 +1,5 @@
-// What hosts of ranks on several machines tell each other, over connections of this process: threads of their own, so a
-// seed says only what is told, not when.
+// Messages between hosts of ranks on several machines, over connections of this process. These have threads of their
+// own, so a seed determines only what is sent, not when.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// protocol SCENARIO SEED: runs a part of the protocol without Python. Exit code 0: all is well; 3: wrong values; 4: a
+// protocol SCENARIO SEED: runs a part of the protocol without Python. Exit code 0: success; 3: wrong values; 4: a
 // rule of the SIMT machine or of the NIC was broken; 5: deadlock; 66: ThreadSanitizer's report.
 #include <map>
 
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal("peer", true, kAmple)},
         {"peer rounds", normal("peer", false, kTight)},
-        // With two, an operation cannot begin before all ranks have done with the one before the last anyway.
+        // With two, an operation cannot begin before all ranks have finished the one before the last anyway.
         {"one region", normal("peer", false, kTight, 1)},
         {"weak", normal("weak", false, 4 * kTight)},
         {"ibgda", normal("ibgda", true, 4 * kTight)},
@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
         {"two hops ibgda", two_hops("ibgda", 2, {6, 2, true, 1800})},
         {"two hops proxy", two_hops("proxy", 2, {4, 2, true, 1000})},
         {"two hops without", two_hops("ibgda", 2, {8, 4, true, 1000, 1 << 1 | 1 << 6})},
-        // A rank whose own place is another's in one node, and which has the place of a third in its own.
+        // A rank whose own position is another's in one node, and which has the position of a third in its own.
         {"two hops crossed", two_hops("ibgda", 2, {8, 4, true, 1000, 1 << 3 | 1 << 4})},
         {"two hops failing",
          [&](uint64_t seed) {
@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
         {"meetings", meetings::run},
         {"machines", machines::run},
         {"sender", sender::run},
-        // More queue pairs than threads, in a block of the exact build too.
+        // More queue pairs than threads in a block, in the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 6, slow); }},
         {"posters proxy", [&](uint64_t seed) { posters::run(seed, "proxy", 2, 4, 6, tight); }},
@@ -129,7 +129,7 @@ int main(int argc, char** argv) {
         // Requests end where the keys of their memory do.
         {"keys", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, split); }},
         {"keys, offset", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, within); }},
-        // 1.5 * 2^16 blocks: the index of the queue pair wraps.
+        // 1.5 * 2^16 WQEBBs: the index of the queue pair wraps.
         {"wrap", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 4096, fast); }},
     };
     if (argc != 3 || scenarios.count(argv[1]) == 0) return std::fprintf(stderr, "protocol SCENARIO SEED\n"), 2;

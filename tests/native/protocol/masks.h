@@ -1,6 +1,6 @@
-// Low-latency calls in which one rank is masked at some point, and finds that out; the others go on (P17). It does not
-// make its next call for long, or another one's caller masks it, or what it sends is lost from some request on. Each
-// trip has another layout than the one before.
+// Low-latency calls in which one rank is masked at some point and detects it; the others continue (P17). It delays its
+// next call for a long time, or another rank's caller masks it, or its messages are lost from some request on. Each
+// trip has a different layout from the previous one.
 #pragma once
 
 #include "draw.h"
@@ -25,8 +25,8 @@ inline void run(uint64_t seed, Setup setup) {
     Draw draw(seed);
     const bool by_nic = setup.fabric == "ibgda" || setup.fabric == "mixed";
     const auto how = static_cast<How>(draw.below(by_nic ? 3 : 2));
-    // What it sends to one is lost before what it sends to another: of two that then wait for each other the lower
-    // masks.
+    // Its messages to one rank are lost before those to another: of two ranks that then wait for each other, the lower
+    // one masks.
     const u32 lost = how == How::kSilent ? kRanks - 1 : draw.below(kRanks), other = (lost + 1) % kRanks;
     const u32 moment = draw.below(kTrips * kSteps), late_moment = draw.below(kTrips * kSteps);
     if (how == How::kSilent) {
@@ -40,7 +40,7 @@ inline void run(uint64_t seed, Setup setup) {
         u32 step = 0;
         bool failed = false;
         const auto turn = [&](const Trip& trip) {
-            if (step == late_moment && rank == other) sleep(kSecond / 2);  // within what waits are given
+            if (step == late_moment && rank == other) sleep(kSecond / 2);  // shorter than the timeout of waits
             if (step++ == moment) {
                 if (how == How::kSleeps && rank == lost) sleep(20 * kSecond);
                 if (how == How::kByCaller && rank == other) {
@@ -68,11 +68,11 @@ inline void run(uint64_t seed, Setup setup) {
         for (u32 r = 0; r < kRanks; ++r) {
             expect(rank == lost || r == lost || !masked.has(r), "a rank that has answered is masked");
         }
-        const bool needed = moment + kSteps < kTrips * kSteps;  // by the others, after that
+        const bool needed = moment + kSteps < kTrips * kSteps;  // by the other ranks, after that
         expect(rank == lost || how != How::kSleeps || !needed || masked.has(lost), "the lost rank is not masked");
-        // Others do not wait for the last calls it makes.
+        // Other ranks do not wait for its last calls.
         const bool late = moment + (how == How::kSleeps ? 1 : 2 * kSteps) >= kTrips * kSteps;
-        expect(rank != lost || failed || how == How::kSilent || late, "the lost rank has not found that it is masked");
+        expect(rank != lost || failed || how == How::kSilent || late, "the lost rank did not detect that it is masked");
         buffer.meet(world);
         buffer.runtime().drain();
         buffer.meet(world);

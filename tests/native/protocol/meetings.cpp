@@ -19,11 +19,11 @@ enum Kind : u32 { kGroup, kWarp, kBlock, kLastBlock, kKinds };
 struct Args {
     CallArgs call;
     u32 gives_up;  // the thread
-    u32 before;    // which meeting, of all kinds
+    u32 before;    // index of the meeting, over all kinds
     u32* answers;  // [rounds, kinds, threads]
 };
 
-// Every thread records the answer of each meeting and goes on even where it says to leave, so that all are seen.
+// Every thread records the answer of each meeting and continues even if told to leave, so that all answers are seen.
 DEEP_EP_KERNEL void meet(const void* args) {
     const Args& a = *static_cast<const Args*>(args);
     DEEP_EP_SHARED(BlockState, block);
@@ -31,7 +31,7 @@ DEEP_EP_KERNEL void meet(const void* args) {
     op.enter();
     for (u32 m = 0; m < kRounds; ++m) {
         const auto note = [&](Kind kind, auto meet_all) {
-            // Others may still be on their way out of the meeting before this one.
+            // Other threads may still be leaving the previous meeting.
             const u32 now = m * kKinds + kind;
             if (threadIdx.x == a.gives_up && now == a.before) op.fail(wire::kMismatch, Phase::kNone, -1, 0, 0);
             a.answers[now * kThreads + threadIdx.x] = meet_all();
@@ -50,13 +50,13 @@ bool joins(u32 meeting, u32 thread) {
     return thread < (kind == kGroup ? kGroupThreads : kind == kWarp ? kWarpSize : kThreads);
 }
 
-// Whether those that join a meeting may find that a thread that does not join it has given up, or not yet: nothing
-// orders the two but the meetings that the thread does join.
+// Whether threads that join a meeting may or may not find that a thread outside it has given up: the two are ordered
+// only by the meetings that the thread does join.
 bool open_to_both(u32 meeting, u32 gives_up, u32 before) {
     if (gives_up == kNone || joins(meeting, gives_up)) return false;
     u32 next = before;
     while (!joins(next, gives_up)) ++next;
-    u32 latest = before;  // behind the latest one it has joined
+    u32 latest = before;  // after the latest one it has joined
     while (latest > 0 && !joins(latest - 1, gives_up)) --latest;
     return latest <= meeting && meeting < next;
 }
@@ -73,7 +73,7 @@ DEEP_EP_KERNEL void enter(const void* args) {
     a.entered[threadIdx.x] = op.enter_first(wire::Kind::kLowLatencyDispatch, 5, 1);
 }
 
-// The only rank of a Buffer, which leaves itself out, so that it tells none.
+// The only rank of a Buffer, which excludes itself, so that it notifies no rank.
 struct Alone {
     std::vector<u64> heap = std::vector<u64>(4096, 0);
     u64 failures = 0, claimed = 0;
@@ -94,7 +94,7 @@ struct Alone {
     CallArgs call() { return {&context, &ticket, &outcome, 1'000'000'000}; }
 };
 
-// A kernel that leaves at its entry is no operation: other ranks' hosts must not find it announced as one.
+// A kernel that leaves at its entry is not an operation: other ranks' hosts must not find it announced as one.
 void run_entry(uint64_t seed, bool aborted) {
     Alone alone;
     if (aborted) alone.header().abort_of(1) = wire::abort_word(1, wire::kTimeout, 0, -1);
@@ -104,12 +104,12 @@ void run_entry(uint64_t seed, bool aborted) {
         planted::launch("enter", 0, 1, kWarps, enter, args);
         cpu::Executor::get().synchronize(0, 0);
     });
-    for (const u32 thread : entered) expect(thread == !aborted, "a thread entered, or did not");
+    for (const u32 thread : entered) expect(thread == !aborted, "a thread entered although aborted, or did not enter");
     const u64 wanted = aborted ? 0 : wire::announcement(0, wire::Kind::kLowLatencyDispatch, 5);
     expect(alone.header().announcement == wanted, "an announcement of " + std::to_string(alone.header().announcement));
 }
 
-// A step that two things hold up, the first of which ends.
+// A step that waits for two conditions, the first of which becomes true.
 struct TwoHoldUps {
     static constexpr i32 kFirst = 3, kSecond = 5;
     const Operation& op;
@@ -136,7 +136,7 @@ DEEP_EP_KERNEL void poll(const void* args) {
     serve(op, work, Share{done, 0, 1});
 }
 
-// A warp that polls gives up: it names what has held it up at last, not what did when it began to wait.
+// A polling warp that gives up names the condition that last held it up, not the one when it began to wait.
 void run_polling(uint64_t seed) {
     Alone alone;
     auto* const bytes = reinterpret_cast<u8*>(alone.heap.data());
@@ -179,7 +179,7 @@ DEEP_EP_KERNEL void outlast(const void* args) {
     *a.came = op.outlast(Phase::kPost, 3, a.word, 1, [&] { return load_acquire<Scope::kSystem>(a.word) == 1; });
 }
 
-// What must not be left half done is waited for even by an operation that has been given up, but not for ever.
+// A step that must not be left half done is waited for even by an operation that has been given up, but not forever.
 void run_outlasting(uint64_t seed, bool told, bool comes) {
     Alone alone;
     u64 word = 0;
@@ -197,14 +197,14 @@ void run_outlasting(uint64_t seed, bool told, bool comes) {
         executor.synchronize(0, 0);
         executor.remove_agent(other);
     });
-    expect(came == comes, "a thread was told that what it waits for has come, or has not");
+    expect(came == comes, "a thread got the wrong result of its wait");
     const wire::Reason reason = told ? wire::kMismatch : comes ? wire::kNoFailure : wire::kTimeout;
     expect(alone.outcome.failure.mark == (reason == wire::kNoFailure ? 0 : wire::failure_mark(1, reason)),
            "another reason");
 }
 
-// Where ranks may be masked: the others have gone on without this one, have told it, and then have given `free`. So it
-// must leave, whenever its threads have looked at what.
+// Where ranks may be masked: the others have continued without this one, have notified it, and then have sent `free`.
+// Therefore it must leave, whenever its threads check either.
 void run_masked_entry(uint64_t seed) {
     Alone alone;
     std::vector<u64> suspects(1, 0);

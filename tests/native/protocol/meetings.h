@@ -1,5 +1,5 @@
-// The entry of a block, and its meetings when some thread gives up: all threads leave each with the same answer, and
-// with the right one (PROTOCOL P14).
+// The entry of a block, and its meetings when some thread gives up: all threads leave each meeting with the same,
+// correct answer (PROTOCOL P14).
 #pragma once
 
 #include <cstdint>

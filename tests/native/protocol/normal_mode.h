@@ -1,4 +1,4 @@
-// Dispatch and combine through a Runtime, as Python makes them, on ranks that are threads: every value is checked.
+// Dispatch and combine through a Runtime, as called from Python, on ranks that are threads: every value is checked.
 #pragma once
 
 #include <set>
@@ -22,9 +22,9 @@ inline void lap(Buffer& buffer, u32 lap) {
     batch.end();
 }
 
-// Rank 0 breaks off, in the middle or before it begins; the ranks go on.
+// Rank 0 aborts, during an operation or before it begins; the ranks continue.
 inline void break_off(World& world, Buffer& buffer, u32 attempt) {
-    buffer.meet(world);  // no rank breaks off while a peer is still in what has ended here
+    buffer.meet(world);  // no rank aborts while a peer is still in an operation that has ended here
     const bool begins = attempt % 2 == 0;
     Batch batch(buffer, attempt);
     if (begins || buffer.rank != 0) {
@@ -48,7 +48,7 @@ inline void check_queue_pairs(Buffer& buffer) {
            "puts took " + std::to_string(used.size()) + " queue pairs");
 }
 
-// `recovers`: between laps, so often that the bank of words that the ranks began with is used again, and again.
+// `recovers`: between laps, often enough that the initial bank of words is reused several times.
 inline void run(uint64_t seed, const Setup& setup, bool recovers = false) {
     World world;
     planted::run_world(kRanks, seed, [&](int r) {

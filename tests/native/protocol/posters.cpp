@@ -14,9 +14,9 @@ using planted::expect;
 
 constexpr u32 kPutBytes = 96, kPieces = 2;
 constexpr u32 kGeneration = 1;
-constexpr u64 kShift = 416;  // rows lie elsewhere at the receiver, so keys end elsewhere too
+constexpr u64 kShift = 416;  // rows are at another offset at the receiver, so keys end elsewhere too
 
-// Each poster has a signal word: those of rank 0's first kinds.
+// Each poster has a signal word, from rank 0's first kinds.
 struct Sizes {
     u32 blocks, warps, puts;  // of a kernel; puts of each warp
     wire::HeapLayout layout{2, 1, 0, 0};
@@ -38,7 +38,7 @@ struct Args {
 
 inline u64 value(u32 poster, u32 put, u32 at) { return u64{poster} << 40 | u64{put} << 16 | at; }
 
-// What a fabric asks of an operation.
+// The interface that a fabric needs from an operation.
 struct Waiter {
     template <class Ready>
     bool wait(wire::Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
@@ -70,7 +70,7 @@ DEEP_EP_KERNEL void send(const void* args) {
         fabric::put_signal(peers, waiter, completion, a.to, pieces, kPieces, {a.sizes.word(poster), poster});
     }
     __syncthreads();
-    // Its own puts are in what the NIC has read by now: the rows may be written again.
+    // Its own puts are among those that the NIC has read by now: the rows may be overwritten.
     fabric::quiet(peers, waiter, completion);
     __syncthreads();
     for (u32 put = 0; put < a.sizes.puts; ++put) {
@@ -137,7 +137,7 @@ void run(uint64_t seed, const char* fabric, u32 blocks, u32 warps, u32 puts, con
         network.fill(peers);
         planted::launch("send", 0, sizes.blocks, sizes.warps, send, Args{&peers, sizes, 1});
         executor.synchronize(0, 0);
-        // The receiver's part of the network is needed until all has arrived.
+        // The receiver's part of the network is needed until everything has arrived.
         executor.wait([&] { return received.load(); }, "the receiver");
         const nic::Counters counted = network.counters()[1];
         const u64 puts_in_all = u64{sizes.posters()} * sizes.puts;

@@ -16,14 +16,14 @@ namespace mlx5 = wire::mlx5;
 
 constexpr u32 kPosted = 3, kNoThread = ~0u;
 
-// As threads leave them that have found others behind, which come no further.
+// As left by threads that found others after them, which come no further.
 struct Counts {
     u64 reserved = kPosted + 1, filled = kPosted, rung = 0, completed = 0, rings = 0;
     u32 ringing = 0, record = 0;
     u64 doorbell = 0;
 };
 
-// Memory that the threads of one kernel share: which of them waited for a queue pair, and what each was told.
+// Memory that the threads of one kernel share: which of them waited for a queue pair, and the answer that each got.
 struct Record {
     std::vector<fabric::QueuePair> queue_pairs;
     std::vector<Counts> counts;
@@ -33,7 +33,7 @@ struct Record {
     u32 silent;                  // the queue pair whose NIC does not answer
 };
 
-// What a fabric asks of an operation. The NIC answers each thread that waits for it, once it has been told.
+// The interface that a fabric needs from an operation. The NIC answers each thread that waits for it, once notified.
 struct Waiter {
     Record& record;
 
@@ -100,7 +100,7 @@ void run(uint64_t seed, u32 ranks, u32 per_peer, u32 warps) {
         cpu::Executor::get().synchronize(0, 0);
     });
     for (u32 i = 0; i < count; ++i) {
-        // What lies behind the silent one in its thread's share is not waited for.
+        // Queue pairs after the silent one in its thread's share are not waited for.
         const bool reached = i % threads != record.silent % threads || i <= record.silent;
         const u32 expected = reached ? i % threads : kNoThread;
         expect(record.waited_by[i] == expected, "queue pair " + std::to_string(i) + " was waited for by thread " +

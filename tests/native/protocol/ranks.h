@@ -1,5 +1,5 @@
-// What the scenarios of whole operations share: ranks that are threads, each with a Runtime as Python would make it,
-// and tokens of which every row and sum is known.
+// Code shared by the scenarios of whole operations: ranks that are threads, each with a Runtime as Python would make
+// it, and tokens whose rows and sums are all known.
 #pragma once
 
 #include <atomic>
@@ -22,18 +22,18 @@ using planted::expect;
 
 constexpr u32 kRanks = 3;
 
-// Which ranks there are. Those of a node are mapped; one node: as Setup::fabric says.
+// The ranks. Those of a node are mapped; with one node, as Setup::fabric specifies.
 struct Nodes {
     u32 ranks = kRanks;
     u32 per_node = kRanks;
-    bool near_audience = false;  // BufferOptions, as is the next
+    bool near_audience = false;  // a field of BufferOptions, like the next
     u64 bytes_in_flight = 0;
-    u64 lost = 0;  // ranks that leave before the first operation, a bit each
+    u64 lost = 0;  // ranks that leave before the first operation, as a bit set
 };
 
 struct Setup {
-    std::string fabric;  // what reaches other ranks, by its route's name; "mixed": the last rank is not mapped
-    bool arena;          // outputs lie where peers see them
+    std::string fabric;  // the route to other ranks, by name; "mixed": the last rank is not mapped
+    bool arena;          // outputs are where peers can access them
     u64 region_bytes;    // small ones make chunks of few rows
     int regions;
     nic::Options nic;
@@ -61,7 +61,7 @@ inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
     return false;
 }
 
-// Where a rank has a signal word.
+// The location of one of a rank's signal words.
 struct WordPlace {
     u32 generation, region, kind, source;
 
@@ -71,7 +71,7 @@ struct WordPlace {
     }
 };
 
-// What the ranks of a Buffer have in common besides memory.
+// State that the ranks of a Buffer share besides memory.
 struct World {
     explicit World(u32 ranks = kRanks) : heaps(ranks), host_words(ranks) {}
 
@@ -86,7 +86,7 @@ struct World {
     }
 };
 
-// A launcher that is another's but for what a scenario changes.
+// A launcher that forwards to another, except where a scenario overrides it.
 class Forwarding : public host::Launcher {
   public:
     explicit Forwarding(std::shared_ptr<host::CpuLauncher> launcher) : launcher_(std::move(launcher)) {}
@@ -110,21 +110,21 @@ class Forwarding : public host::Launcher {
     const std::shared_ptr<host::CpuLauncher> launcher_;
 };
 
-// What a scenario puts in the place of the usual.
+// Parts that a scenario may replace.
 struct Parts {
     u64 timeout_ns = kSecond;
     unsigned blocks = kBlocks;
     std::unique_ptr<host::Memory> memory = std::make_unique<host::CpuMemory>();
-    // With which a host thread tells of a failure that this rank's kernels have found.
+    // The memory through which a host thread reports a failure that this rank's kernels have detected.
     std::function<std::unique_ptr<host::Memory>()> tellers = [] { return std::make_unique<host::CpuMemory>(); };
     std::function<std::shared_ptr<host::Launcher>(std::shared_ptr<host::CpuLauncher>)> launcher =
         [](std::shared_ptr<host::CpuLauncher> own) { return own; };
-    // A peer's heap, as this rank has it mapped.
+    // A peer's heap, as mapped by this rank.
     std::function<std::shared_ptr<host::Heap>(u32 peer, std::shared_ptr<host::Heap>)> mapped =
         [](u32, std::shared_ptr<host::Heap> heap) { return heap; };
 };
 
-// A rank's half of a Buffer. All ranks make theirs at once.
+// A rank's part of a Buffer. All ranks make theirs at the same time.
 class Buffer {
   public:
     Buffer(World& world, u32 rank, const Setup& setup, Parts parts = {})
@@ -155,7 +155,7 @@ class Buffer {
         meet(world);
         std::vector<std::shared_ptr<host::Heap>> heaps;
         for (u32 peer = 0; peer < setup.nodes.ranks; ++peer) heaps.push_back(parts.mapped(peer, world.heaps[peer]));
-        meet(world);  // all have seen them: others may be put there
+        meet(world);  // all have read them, so they may be replaced
         host::NetworkPlace place{};
         place.rank = options.rank;
         for (const auto& heap : heaps) place.heaps.push_back(heap->base());
@@ -195,16 +195,16 @@ class Buffer {
     }
 
     host::Runtime& runtime() { return *runtime_; }
-    // A signal word of this rank's.
+    // One of this rank's signal words.
     const u64* word(u32 region, u32 kind, u32 source) {
         const auto* const heap = reinterpret_cast<const u8*>(runtime().heap_base(static_cast<int>(rank)));
         return WordPlace{runtime().generation(), region, kind, source}.in(
             host::Runtime::heap_layout(runtime().options()), heap, runtime().host_words());
     }
-    // All ranks have come so far.
+    // All ranks have reached this point.
     void meet(World& world) { world.meet(++phase_); }
 
-    // One recovery, in which none fails (P16). `lost`: those that have left.
+    // One recovery, in which no rank fails (P16). `lost`: the ranks that have left.
     void recover(u32 attempt, const wire::RankMask& lost = {}) {
         expect(runtime().stop_all(kSecond), "kernels have not ended");
         runtime().connect(lost, attempt + 1);
@@ -233,7 +233,7 @@ class Buffer {
     std::unique_ptr<host::Runtime> runtime_;
 };
 
-// Memory that kernels write, between guards that nothing writes: in the arena, or the rank's own.
+// Memory that kernels write, between guards that must not be written: in the arena, or the rank's own.
 class Output {
   public:
     Output() = default;
@@ -274,7 +274,7 @@ class Output {
     u8* begin_ = nullptr;
 };
 
-// A lap's tokens of one rank, and what it receives of the others'.
+// A rank's tokens of one lap, and what it receives from the others.
 class Batch {
   public:
     static constexpr u32 kHidden = protocol::kHidden;
@@ -316,7 +316,7 @@ class Batch {
         return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), 0, finish_later,
                                     buffer_.blocks);
     }
-    // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
+    // After notify(): the counts, then the rows. Returns false if the call failed before there were any counts.
     bool dispatch(host::Call& call) {
         host::Runtime& runtime = buffer_.runtime();
         if (host::normal::lacks_counts(call)) host::normal::counts(call);
@@ -350,7 +350,7 @@ class Batch {
         host::normal::dispatch(buffer_.runtime(), *call, cached, tensors, plan(), count, true, buffer_.blocks);
         return call;
     }
-    // Over `through`, of this rank too.
+    // Over `through`, which belongs to this rank too.
     std::shared_ptr<host::Call> combine(Buffer& through, const Output& rows, const Output& sums) {
         host::normal::CombineTensors back;
         back.x = rows.address();
@@ -363,7 +363,7 @@ class Batch {
     }
     Output make_sums() { return {buffer_.runtime(), false, u64{tokens} * kRowBytes}; }
 
-    // The ranks and tokens that the received rows are of.
+    // The source ranks and tokens of the received rows.
     struct Row {
         u32 source, token;
     };
@@ -415,7 +415,7 @@ class Batch {
             }
         }
     }
-    // `value(holder, token, h)`: of the row of this rank's token that `holder` gives back.
+    // `value(holder, token, h)`: an element of the row that `holder` returns for this rank's token.
     template <class Value>
     void check_sums(const Output& sums, Value value) const {
         for (u32 t = 0; t < tokens; ++t) {
@@ -427,14 +427,14 @@ class Batch {
             }
         }
     }
-    // Of rows given back as they came.
+    // For rows returned unchanged.
     void check_echo(const Output& sums) const {
         check_sums(sums, [&](u32, u32 token, u32 h) { return (lap * 5 + rank * 3 + token * 7 + h) % 29; });
     }
     void check_guards() const {
         for (const Output* output : {&recv_x, &recv_idx, &recv_weights, &recv_src}) output->check(whose());
     }
-    // Their owner writes to these again as soon as the calls have ended.
+    // Their owner overwrites these as soon as the calls have ended.
     void end() {
         check_guards();
         std::fill(x_.as<u16>(), x_.as<u16>() + tokens * kHidden, u16{0xffff});
@@ -463,7 +463,7 @@ class Batch {
     std::vector<i32> rows_to_rank_;
 };
 
-// Waits for a call that must end well.
+// Waits for a call that must succeed.
 inline void end_well(Buffer& buffer, const std::shared_ptr<host::Call>& call) {
     buffer.runtime().wait(*call);
     const wire::Failure failure = call->failure();

@@ -1,5 +1,5 @@
-// Calls whose kernels run again and again, as a graph's do: some replays fail, the Buffer recovers, and the next must
-// find its ticket fit (P16).
+// Calls whose kernels run again and again, like a graph's: some replays fail, the Buffer recovers, and the next replay
+// must find its ticket fit (P16).
 #pragma once
 
 #include "draw.h"
@@ -81,7 +81,7 @@ inline void run(uint64_t seed, const Setup& setup) {
             batch.check_echo(sums);
             sums.check(batch.whose());
             std::fill(sums.data(), sums.data() + u64{batch.tokens} * kRowBytes, u8{0xee});
-            buffer.meet(world);  // no rank breaks off while a peer is still in what has ended here
+            buffer.meet(world);  // no rank aborts while a peer is still in an operation that has ended here
             if (attempt > kRecoveries) break;
             graph->replay();
             if (rank == 0) buffer.runtime().abort(wire::kException);

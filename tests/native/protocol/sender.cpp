@@ -18,7 +18,7 @@ namespace {
 
 constexpr u32 kRanks = 3, kRings = 2, kCommands = 64, kMaxBytes = 64, kWord = 5;
 
-// Posts are taken or not, and end, as a test says.
+// The test decides whether posts are accepted, and when they end.
 class ToldNetwork final : public Transport {
   public:
     std::vector<Message> taken;
@@ -46,7 +46,7 @@ struct World {
     Sender sender{0, kRanks, 1, 0, rings, network, [this](u32 peer) { return closed[peer]; }};
     u64 posted = 0, posted_to_other = 0;  // to the first ring, and to the other one
 
-    // What a kernel does, without its waits.
+    // The posts of a kernel, without its waits.
     void post(u32 peer, const std::vector<u64>& pieces, u32 word = kWord, u32 ring = 0) {
         u64& position = ring == 0 ? posted : posted_to_other;
         for (size_t i = 0; i < pieces.size(); ++i) {
@@ -64,7 +64,7 @@ struct World {
         rings.publish();
     }
     u64 retired(u32 ring = 0) const { return rings.device_rings()[ring].meeting->retired; }
-    // Ends a message that the network has.
+    // Ends a message that the network has accepted.
     void end(size_t at, u32 error = 0) {
         sender.completed({network.taken[at].context, error});
         rings.publish();
@@ -73,7 +73,7 @@ struct World {
 
 wire::proxy::Immediate immediate(const Message& message) { return wire::proxy::unpack(message.immediate); }
 
-// However the pieces of a put are cut, its messages add a unit together, and carry all of its bytes.
+// However a put is cut into pieces, its messages add one unit in total, and carry all of its bytes.
 void cuts(std::mt19937_64& random) {
     World world;
     u64 bytes = 0;
@@ -88,48 +88,48 @@ void cuts(std::mt19937_64& random) {
     for (const Message& message : world.network.taken) {
         added += wire::proxy::share(immediate(message).pieces);
         carried += message.bytes;
-        expect(message.bytes <= kMaxBytes, "a message of more than the network takes");
+        expect(message.bytes <= kMaxBytes, "a message is larger than the network accepts");
     }
     expect(added == wire::kUnit && carried == bytes, "a put's messages do not add up");
 }
 
-// Of a put whose link ends between two of its commands nothing is left for the next one.
+// A put whose link fails between two of its commands leaves nothing behind for the next one.
 void broken_put() {
     World world;
     world.post(1, {16, 16});
     world.step(1);  // the first command alone
     world.end(0, 7);
     const std::vector<Sender::Fault> faults = world.sender.faults();
-    expect(faults.size() == 1 && faults[0].peer == 1 && faults[0].error == 7, "a failed link is not told");
+    expect(faults.size() == 1 && faults[0].peer == 1 && faults[0].error == 7, "a failed link is not reported");
     world.step();
     world.post(2, {16, 16});
     world.step();
     expect(world.network.taken.size() == 3, "the next put is not sent");
-    expect(immediate(world.network.taken[2]).pieces == 2, "a put counts the messages of one that was lost");
+    expect(immediate(world.network.taken[2]).pieces == 2, "a put counts the messages of a lost one");
 }
 
-// What a link has lost is not done, nor what comes behind it, until the peer is known to be gone.
+// A command that a link has lost, and later ones, are not done until the peer is known to have ended.
 void lost() {
     World world;
     world.post(1, {16});
     world.post(1, {16});
     world.post(2, {16});
     world.step();
-    expect(world.network.taken.size() == 3, "not all are sent");
+    expect(world.network.taken.size() == 3, "not all messages are sent");
     world.end(0, 7);
     world.end(1);
     world.end(2);
     world.post(1, {16});
     world.step();
-    expect(world.retired() == 0, "what a link has lost counts as done");
-    expect(world.network.taken.size() == 3, "a link that has ended is used");
+    expect(world.retired() == 0, "a command that a link has lost counts as done");
+    expect(world.network.taken.size() == 3, "a failed link is used");
     world.closed[1] = true;
     world.step();
-    expect(world.retired() == world.posted, "what was for a rank that is gone is waited for");
+    expect(world.retired() == world.posted, "a command for a rank that has ended is waited for");
 }
 
-// Each ring's commands are done in their own order: what another one's have lost holds up none of them, and what waits
-// for a link that ends, or comes for it later, is not done in either.
+// Each ring's commands are done in its own order: losses of one ring hold up no command of another. A command that
+// waits for a failed link, or arrives for it later, is not done in either ring.
 void rings_apart() {
     World world;
     world.post(1, {16});
@@ -142,13 +142,13 @@ void rings_apart() {
     expect(world.retired(0) == 0 && world.retired(1) == 1, "rings hold each other up");
     world.end(0, 7);
     world.step();
-    expect(world.retired(1) == 1, "what waits for a link that has ended counts as done");
+    expect(world.retired(1) == 1, "a command that waits for a failed link counts as done");
     world.closed[1] = true;
     world.step();
-    expect(world.retired(0) == 1 && world.retired(1) == 2, "what was for a rank that is gone is waited for");
+    expect(world.retired(0) == 1 && world.retired(1) == 2, "a command for a rank that has ended is waited for");
 }
 
-// The same for a command that comes when the link has ended.
+// The same for a command that arrives after the link has failed.
 void late_command() {
     World world;
     world.post(1, {16});
@@ -156,10 +156,10 @@ void late_command() {
     world.end(0, 7);
     world.post(1, {16}, kWord, 1);
     world.step();
-    expect(world.retired(1) == 0, "a command for a link that has ended counts as done");
+    expect(world.retired(1) == 0, "a command for a failed link counts as done");
 }
 
-// Commands of two puts that are taken by turns, from two rings, are told apart.
+// Commands of two puts, taken alternately from two rings, are told apart.
 void puts_by_turns() {
     World world;
     world.post(1, {16, 16});
@@ -170,7 +170,7 @@ void puts_by_turns() {
     expect(counted[1] == 2 && counted[2] == 3, "puts of two rings are counted together");
 }
 
-// A peer that takes nothing, and one whose messages do not end, hold up no other (P11).
+// A peer that accepts nothing, and one whose messages do not end, hold up no other peer (P11).
 void stopped() {
     World world;
     world.network.takes_of[1] = false;
@@ -181,16 +181,16 @@ void stopped() {
     world.step();
     u32 sent = 0;
     for (const Message& message : world.network.taken) sent += message.peer == 2;
-    expect(sent == kCommands / 2, "a rank that is stopped holds up another");
+    expect(sent == kCommands / 2, "a stopped rank holds up another");
     expect(world.rings.device_rings()->meeting->taken == kCommands, "commands stay in the ring");
 }
 
-// Numbers of messages to a word are told apart in a window; a message is not sent before all that lie as far behind it
-// have been delivered, in whatever order they are.
+// The numbers of messages to a word are distinguishable within a window: a message is sent only once all messages a
+// window before it have been delivered, in any order.
 void window(std::mt19937_64& random) {
     World world;
     constexpr u32 kPuts = 3 * wire::proxy::kSequences;
-    std::map<u64, u32> open;  // number -> place in what was taken
+    std::map<u64, u32> open;  // number -> index among the messages taken
     u32 next = 0, posted = 0;
     u64 oldest = 0;
     while (next < kPuts || !open.empty()) {
@@ -209,7 +209,7 @@ void window(std::mt19937_64& random) {
     expect(world.retired() == kPuts, "a put is not done");
 }
 
-// Bytes on their way to a peer are bounded; one message goes in any case.
+// The bytes in flight to a peer are bounded; a single message is always sent.
 void bounded() {
     World world;
     world.network.most = 2 * kMaxBytesToPeer;
@@ -218,13 +218,13 @@ void bounded() {
     world.post(1, {kMaxBytesToPeer / 2});
     world.post(1, {16});
     world.step();
-    expect(world.network.taken.size() == 1, "not one message alone, of more than the bound");
+    expect(world.network.taken.size() == 1, "not exactly one message is sent beyond the bound");
     world.end(0);
     world.step();
-    expect(world.network.taken.size() == 3, "not as much as the bound allows");
+    expect(world.network.taken.size() == 3, "fewer messages are sent than the bound allows");
     world.end(1);
     world.step();
-    expect(world.network.taken.size() == 4, "what waits for the bound is not sent");
+    expect(world.network.taken.size() == 4, "a message that waits for the bound is not sent");
 }
 
 }  // namespace

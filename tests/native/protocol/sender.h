@@ -1,4 +1,4 @@
-// The sending side of a proxy alone, over a network that does what it is told: commands are put into a ring by hand.
+// The sending side of a proxy alone, over a network controlled by the test: commands are put into a ring by hand.
 #pragma once
 
 #include <cstdint>

@@ -29,9 +29,9 @@ struct Sizes {
     u64 row(u32 poster, u32 put) const { return layout.region_offset(0) + (poster * (kPuts + 1) + put) * kPutBytes; }
 };
 
-// Both kinds on each of two queue pairs.
+// Both kinds post on each of two queue pairs.
 bool is_guest(u32 poster) { return poster / 2 % 2 != 0; }
-// Of a guest's put: the last one is an add, without which it would not be seen.
+// Requests of a guest's put. The last one is an add, without which the put would not be visible.
 u32 requests(u32 poster, u32 put) { return 1 + (poster + put) % 3; }
 u64 value(u32 poster, u32 put, u32 at) { return u64{poster} << 40 | u64{put} << 16 | at; }
 
@@ -42,18 +42,18 @@ struct Args {
     u64 seed;
     u32 batch;
     bool gives_up;
-    u32* told;    // that ours shall give up
+    u32* told;    // that our threads must give up
     u32* posted;  // [posters] puts
 };
 
-// What a fabric asks of an operation that some thread gives up, by and by.
+// The interface that a fabric needs from an operation, one that some thread eventually gives up.
 struct Waiter {
     u32* told;
-    u32 patience;  // looks; 0: any number
+    u32 patience;  // polls; 0: unlimited
 
     template <class Ready>
     bool wait(wire::Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
-        // Relaxed, as the store below: it hands nothing on, the others only learn that they may leave.
+        // Relaxed, like the store below: it publishes nothing, the others only learn that they may leave.
         const auto is_told = [&] { return load_relaxed<Scope::kDevice>(told) != 0; };
         if (is_told()) return false;
         const WaitNote note{wire::phase_name(phase), peer, expected, shown};
@@ -77,7 +77,7 @@ void write_row(const Args& a, u32 poster, u32 put) {
     for (u32 at = lane(); at < kPutBytes / sizeof(u64); at += kWarpSize) words[at] = value(poster, put, at);
 }
 
-// A warp.
+// Called by a warp.
 template <class AnyWaiter>
 bool post(const Args& a, AnyWaiter& waiter, u32 poster, u32 put) {
     write_row(a, poster, put);
@@ -91,7 +91,7 @@ const fabric::QueuePair& queue_of(const Args& a, u32 poster) {
     return a.net->queue_pairs[a.net->per_peer + poster % a.net->per_peer];
 }
 
-// One thread, once its warp has written the row: takes blocks and writes them.
+// Called by one thread once its warp has written the row: reserves WQEBBs and writes them.
 struct Span {
     u64 begin, end;
 };
@@ -107,7 +107,7 @@ Span write_as_guest(const Args& a, Guest& guest, u32 poster, u32 put) {
     return {begin, begin + count};
 }
 
-// A warp.
+// Called by a warp.
 void post_as_guest(const Args& a, u32 poster, u32 put) {
     write_row(a, poster, put);
     __syncwarp();
@@ -133,7 +133,8 @@ DEEP_EP_KERNEL void send(const void* args) {
     if (!a.gives_up) fabric::quiet(*a.peers, waiter, completion);
 }
 
-// What a fabric asks of an operation, for whose thread others take blocks between its own and its turn.
+// The interface that a fabric needs from an operation in which others reserve WQEBBs between a thread's own and its
+// turn.
 struct Overtaken {
     std::function<void()> behind;
 
@@ -152,7 +153,7 @@ struct Overtaken {
 
 constexpr u32 kOvertaken = 2;  // puts
 
-// The last of its puts comes behind more than a quarter of the ring that no one has rung for.
+// The last of its puts follows more than a quarter of the ring for which no thread has rung.
 DEEP_EP_KERNEL void leave_doorbells(const void* args) {
     const Args& a = *static_cast<const Args*>(args);
     if (blockIdx.x != 0 || warp() != 0) return;
@@ -166,14 +167,14 @@ DEEP_EP_KERNEL void leave_doorbells(const void* args) {
         const bool posted = post(a, waiter, kOurs, put);
         if (lane() != 0) continue;
         const u64 rung = put + 1 == kOvertaken ? behind.begin : 0;
-        // Relaxed: at that moment no thread but this one posts here.
+        // Relaxed: at that moment only this thread posts here.
         const bool right = posted && load_relaxed<Scope::kDevice>(queue.rung) == rung;
         if (right && a.posted[kOurs] == put) a.posted[kOurs] = a.posted[kGuest] = put + 1;
         guest.fill(behind.begin, behind.end);
     }
 }
 
-// Also where ours have given up.
+// Also runs if our threads have given up.
 DEEP_EP_KERNEL void send_more(const void* args) {
     const Args& a = *static_cast<const Args*>(args);
     const u32 poster = blockIdx.x * warps() + warp();
@@ -191,11 +192,11 @@ struct Check {
     u64* wrong;
 };
 
-// All has arrived by now.
+// Everything has arrived by now.
 DEEP_EP_KERNEL void receive(const void* args) {
     const Check& a = *static_cast<const Check*>(args);
     const u32 poster = blockIdx.x * warps() + warp(), posted = a.posted[poster];
-    // Acquire: pairs with the NIC's add, behind the rows that it has placed. `wrong` is read once the kernel has ended.
+    // Acquire: pairs with the NIC's add, after the rows that it has placed. `wrong` is read once the kernel has ended.
     const u64 word = load_acquire<Scope::kSystem>(reinterpret_cast<const u64*>(a.heap + a.sizes.word(poster)));
     if (word != posted * wire::kUnit) add_relaxed<Scope::kDevice>(a.wrong, 1);
     for (u32 put = 0; put < posted; ++put) {
@@ -207,7 +208,7 @@ DEEP_EP_KERNEL void receive(const void* args) {
     }
 }
 
-// All that was taken has been made valid, told to the NIC and completed.
+// Everything reserved has been made valid, announced to the NIC and completed.
 void expect_equal_counts(const fabric::Ibgda& net) {
     for (u32 i = 0; i < net.per_peer; ++i) {
         const fabric::QueuePair& queue = net.queue_pairs[net.per_peer + i];
@@ -219,14 +220,14 @@ void expect_equal_counts(const fabric::Ibgda& net) {
     }
 }
 
-// Rank 0 launches `kernels`, one after the other; then rank 1 checks what has arrived. -> puts of each poster.
+// Rank 0 launches `kernels`, one after the other; then rank 1 checks what has arrived. Returns the puts of each poster.
 std::vector<u32> run_kernels(Args args, const nic::Options& options, const std::vector<cpu::Entry>& kernels) {
     const Sizes sizes;
     const TwoHeaps heaps(sizes.layout, options);
     const fabric::Route by_network = host::route_named("ibgda");
     std::vector<u32> posted(kPosters, 0);
     u64 wrong = 0;
-    // Each orders what its rank did before for the other, which waits for it: posts and counts, then checks.
+    // Each orders the first rank's work before the second's, which waits for it: posts and counts, then checks.
     std::atomic<bool> sent{false}, received{false};
     planted::run_world(2, args.seed, [&](int rank) {
         cpu::Executor& executor = cpu::Executor::get();
@@ -278,7 +279,7 @@ void run(uint64_t seed, u32 batch, bool gives_up, const nic::Options& options) {
 void run_left(uint64_t seed, const nic::Options& options) {
     const std::vector<u32> posted =
         run_kernels({nullptr, nullptr, {}, seed, 1, false, nullptr, nullptr}, options, {leave_doorbells, send_more});
-    expect(posted[0] == kOvertaken, "a thread has rung too early, or too late");
+    expect(posted[0] == kOvertaken, "a thread rang too early, or too late");
 }
 
 }  // namespace protocol::sharing

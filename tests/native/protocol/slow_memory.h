@@ -1,4 +1,4 @@
-// The host's memory with stores that take their time.
+// Host memory with delayed stores.
 #pragma once
 
 #include <atomic>
@@ -10,13 +10,13 @@ namespace protocol {
 
 using namespace deep_ep;
 
-// The most turns of others that the first of several stores takes, and each one after it.
+// The maximum number of other fibers' turns before the first of several stores, and before each later one.
 struct Delays {
     u32 first, later;
 };
 
-// The host's memory as it is over a bus: stores are posted, arrive one after the other, and not soon. The highest
-// rank's words are told in the order of the ranks, so its own kernels hear last.
+// Host memory as seen over a bus: stores are posted, and arrive one after the other with a delay. The highest rank's
+// words are written in the order of the ranks, so its own kernels are notified last.
 class SlowMemory final : public host::CpuMemory {
   public:
     // `due`: the first store may arrive.
@@ -55,7 +55,7 @@ class SlowMemory final : public host::CpuMemory {
     int agent_ = -1;
 };
 
-// The same of a host thread that does nothing else meanwhile.
+// The same for a host thread that does nothing else meanwhile.
 class LateMemory final : public host::CpuMemory {
   public:
     explicit LateMemory(u32 max_turns) : max_turns_(max_turns) {}

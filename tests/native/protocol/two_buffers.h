@@ -1,5 +1,5 @@
-// Two Buffers of the same ranks, on one stream: what is queued on one of them works on what an operation of the other
-// leaves. Where that fails, so does this, although nothing is wrong with its own Buffer (P15).
+// Two Buffers of the same ranks on one stream: an operation queued on one of them works on the results of an operation
+// on the other. If that fails, so does this, although nothing is wrong with its own Buffer (P15).
 #pragma once
 
 #include "failing.h"
@@ -46,7 +46,7 @@ inline void run(uint64_t seed, const Setup& setup) {
                               [&](u32 holder, u32 token, u32 h) { return failing::value(1, holder, rank, token, h); });
         }
         expect(cause->reason() == 0 || call->reason() != 0,
-               behind.whose() + "what works on the results of an operation that has failed has ended well");
+               behind.whose() + "an operation on the results of a failed one succeeded");
         batch.check_guards();
         behind.check_guards();
         one.meet(first);

@@ -22,7 +22,7 @@ class TwoHeaps {
         }
     }
     u8* operator[](int rank) const { return heaps_[rank]; }
-    // Where a rank's network is that reaches the other one.
+    // The place of a rank's network that reaches the other rank.
     host::NetworkPlace place(int rank, host::Memory& memory, u32 generation) const {
         host::NetworkPlace place{};
         place.rank = rank;

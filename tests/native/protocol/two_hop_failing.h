@@ -1,5 +1,5 @@
-// What failing.h needs of two hops: a forwarder sums rows that others of its node publish, and sends the sums to an
-// owner in another node, which hears of failures late.
+// The parts of failing.h for two hops: a forwarder sums rows that others of its node publish, and sends the sums to an
+// owner in another node, which learns of failures late.
 #pragma once
 
 #include "failing.h"
@@ -26,7 +26,7 @@ class Batch : public Dispatched {
         tensors.combined_x = sums.address();
         return Dispatched::combine(tensors);
     }
-    // As the other Batch's: of values whose sums are exact.
+    // As in the other Batch: for values whose sums are exact.
     template <class Value>
     void check_sums(const Output& sums, Value value) const {
         for (u32 t = 0; t < tokens_; ++t) {
@@ -40,7 +40,7 @@ class Batch : public Dispatched {
     }
     void check_guards() const { recv_x.check(whose()); }
 
-    Output recv_x;  // what a user makes of the rows that were received
+    Output recv_x;  // the user's results from the received rows
 };
 
 }  // namespace protocol::two_hop_mode

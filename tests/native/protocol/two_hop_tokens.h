@@ -1,4 +1,4 @@
-// What scenarios of two hops share: tokens of which every rank knows all values, and a rank's dispatch of its own.
+// Code shared by scenarios of two hops: tokens of which every rank knows all values, and a rank's dispatch of its own.
 #pragma once
 
 #include "host/modes/normal/two_hops.h"
@@ -12,14 +12,14 @@ using Plan = deep_ep::two_hops::Plan;
 constexpr u32 kTopk = 3, kExpertsPerRank = 2, kHidden = 24, kRowBytes = 2 * kHidden;
 constexpr u32 kScales[] = {3, 4, 0};               // by lap; four can be copied in pieces
 constexpr u32 kTokens[] = {56, 0, 21, 1, 12, 35};  // Routing::tokens(); more than a mark's node rows
-constexpr u32 kChunkRows = 2;                      // what `nodes.bytes_in_flight` makes of these rows
+constexpr u32 kChunkRows = 2;                      // the result of `nodes.bytes_in_flight` for these rows
 
-// What a dispatch tells of where a row comes from.
+// A dispatch's record of a row's origin.
 struct Source {
     i32 token, node_row;
 };
 
-// Every value of a run: of its lap, of what it is, and of where in that.
+// Every value of a run: a hash of its lap, its kind, and its position.
 template <class... Where>
 u32 mixed(u32 what, Where... where) {
     u32 hash = what * 0x9e3779b9u;
@@ -31,7 +31,7 @@ u32 mixed(u32 what, Where... where) {
 }
 enum What : u32 { kX = 1, kWeight, kScale, kExpert, kResult, kResultWeight, kBias, kSeen };
 
-// Of sums of these the result depends on their order: they cancel out, and small ones are lost in large ones.
+// Sums of these depend on the order: values cancel, and small ones are lost in large ones.
 inline float value(u32 random) {
     constexpr float kValues[] = {1, -3, 0.25f, 7, 96, -0.125f, 4096, -4096, 1 << 20, -(1 << 20), 1 << 26, -(1 << 26)};
     return kValues[random % std::size(kValues)];
@@ -48,16 +48,16 @@ inline float widened(u16 value) {
     return wide;
 }
 
-// What tokens are and where they go, which all ranks know, and so what each must get.
+// The tokens and their routes, which all ranks know, and so what each rank must receive.
 struct Routing {
     u32 lap, ranks, per_node;
-    wire::RankMask lost;  // ranks that are left out: they have no tokens, and get none
+    wire::RankMask lost;  // ranks that are left out: they have no tokens, and receive none
 
-    // Ranks take turns, so that the one whose streams have no node rows is another in each lap.
+    // Ranks take turns, so that in each lap a different one has row streams without node rows.
     u32 tokens(u32 rank) const { return lost.has(rank) ? 0 : kTokens[(rank + lap) % ranks % std::size(kTokens)]; }
     u32 experts() const { return kExpertsPerRank * ranks; }
     u32 scales() const { return kScales[lap % std::size(kScales)]; }
-    // Some choices are none, some tokens are for no rank. A token's others differ.
+    // Some choices are none, some tokens go to no rank. A token's other choices differ.
     i64 expert(u32 source, u32 token, u32 k) const {
         const u32 random = mixed(kExpert, lap, source, token), first = random / 8 % experts(),
                   step = 1 + random % 2 * 2;
@@ -83,7 +83,7 @@ struct Routing {
     u16 x(u32 source, u32 token, u32 h) const { return static_cast<u16>(mixed(kX, lap, source, token, h)); }
     u32 scale(u32 source, u32 token, u32 i) const { return mixed(kScale, lap, source, token, i); }
     float weight(u32 source, u32 token, u32 k) const { return value(mixed(kWeight, lap, source, token, k)); }
-    // `turn`: of the combines of a lap.
+    // `turn`: index of the combine within a lap.
     float result(u32 turn, u32 holder, u32 source, u32 token, u32 h) const {
         return value(mixed(kResult, lap, turn, holder, source, token, h));
     }
@@ -92,7 +92,7 @@ struct Routing {
     }
     static float bias(u32 number, u32 rank, u32 token, u32 h) { return value(mixed(kBias, number, rank, token, h)); }
 
-    // The order of docs/two_hops.md: nodes, the own one by its ranks; other nodes' sums as `passed_on` has them.
+    // The order of docs/two_hops.md: by nodes, the own node by its ranks; other nodes' sums as returned by `passed_on`.
     template <class Value, class PassedOn>
     float sum(u32 owner, u32 token, Value value, PassedOn passed_on) const {
         float sum = 0.0f;
@@ -107,7 +107,7 @@ struct Routing {
     }
 };
 
-// What a rank plans for its own tokens, and for those it receives and passes on.
+// A rank's plans for its own tokens, and for those it receives and forwards.
 class Planned {
   public:
     Planned(const Routing& of, u32 tokens)
@@ -145,7 +145,7 @@ class Planned {
     std::vector<i32> table_;
 };
 
-// A rank's tokens, sent to where they go: what it plans, and what it receives.
+// A rank's tokens, sent to their destinations: its plans, and what it receives.
 class Dispatched {
   public:
     Dispatched(Buffer& buffer, u32 lap)
@@ -187,7 +187,7 @@ class Dispatched {
         u32 source, token;
         i32 node_row;
     };
-    // That this rank must get.
+    // The rows that this rank must receive.
     const std::vector<Row>& rows() const { return rows_; }
     u32 count() const { return static_cast<u32>(rows_.size()); }
     std::string whose() const {
@@ -237,7 +237,7 @@ class Dispatched {
         host::two_hops::dispatch(runtime(), *call, sizes, with, planned_.plan(), count(), true, buffer_.blocks);
         return call;
     }
-    // `tensors`: all but where rows come from. `topk`: of weights that go back with rows.
+    // `tensors`: everything except the origin of rows. `topk`: number of weights that return with rows.
     std::shared_ptr<host::Call> combine(host::normal::CombineTensors tensors, u32 topk = 0) {
         const Sizes sizes{tokens_, kRowBytes, topk, 0};
         tensors.src_idx = recv_source_.address();
@@ -282,7 +282,7 @@ class Dispatched {
                    whose() + "row " + std::to_string(i / routing_.scales()) + ", " + when + ": scales");
         }
     }
-    // Nothing has been written beside what was received. Then its memory is given back.
+    // Checks that nothing outside of the received data was written, then releases its memory.
     void release() {
         for (Output* output : {&recv_x_, &recv_scales_, &recv_idx_, &recv_weights_, &recv_source_}) {
             output->check(whose());
@@ -292,8 +292,8 @@ class Dispatched {
 
   protected:
     host::Runtime& runtime() { return buffer_.runtime(); }
-    // A check that fails ends a scenario before its kernels have ended, which still use what is here. So a class with
-    // more of that does this first.
+    // A failed check ends a scenario before its kernels have ended, which still use these members. Therefore a derived
+    // class with more members calls this first.
     void settle() {
         try {
             runtime().settle(kSecond);

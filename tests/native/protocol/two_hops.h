@@ -1,5 +1,5 @@
-// Dispatch and combine in two hops through a Runtime, on ranks that are threads, several to a node: chunks of two rows,
-// and as many of them as give each slot to a few, one after the other. Every value is checked.
+// Dispatch and combine in two hops through a Runtime, on ranks that are threads, several per node: chunks of two rows,
+// and enough of them that each slot is used several times. Every value is checked.
 #pragma once
 
 #include "two_hop_tokens.h"
@@ -8,20 +8,20 @@ namespace protocol::two_hop_mode {
 
 constexpr u32 kLaps = 3;
 
-// Whose outputs others can store into, or whose rows they can read.
+// The ranks whose outputs others can store into, or whose rows they can read.
 struct Seen {
     enum Kind : u32 { kAll, kNone, kSome, kKinds } kind;
     u64 random;
 
-    // The `number`-th operation of a lap: each lap has all kinds.
+    // For the `number`-th operation of a lap: each lap has all kinds.
     static Seen of(uint64_t seed, u32 lap, u32 number) {
         return {static_cast<Kind>((lap + number) % kKinds), mixed(kSeen, seed, lap, number)};
     }
     bool has(u32 rank) const { return kind == kSome ? (random >> rank & 1) != 0 : kind == kAll; }
 };
 
-// What an operation waits for has come when the operation has ended, so no word is behind what has been consumed of it
-// (P4, P7). `exactly`: when all ranks are done, nothing else has come either.
+// Everything that an operation waits for has arrived when the operation has ended, so no word is behind the consumed
+// count (P4, P7). `exactly`: when all ranks have finished, nothing else has arrived either.
 inline void check_words(Buffer& buffer, const Context& context, bool exactly) {
     const wire::HeapLayout heap = host::Runtime::heap_layout(buffer.runtime().options());
     for (u32 i = 0; i < heap.words(); ++i) {
@@ -35,13 +35,13 @@ inline void check_words(Buffer& buffer, const Context& context, bool exactly) {
     }
 }
 
-// A lap of one rank: a dispatch, the same rows again, and two combines, queued behind each other.
+// A lap of one rank: a dispatch, the same rows again, and two combines, queued one after the other.
 class Trip : public Dispatched {
   public:
     Trip(Buffer& buffer, uint64_t seed, u32 lap) : Dispatched(buffer, lap), seed_(seed) {}
     ~Trip() { settle(); }
 
-    // -> what the kernels of this rank share.
+    // Returns the state that the kernels of this rank share.
     const Context& run() {
         expect(host::two_hops::chunk_rows(runtime(), sizes_) == kChunkRows, "a dispatch has chunks of another size");
         const auto dispatched = notify();
@@ -81,7 +81,7 @@ class Trip : public Dispatched {
         output.release();
     }
     bool seen(u32 number) const { return Seen::of(seed_, routing_.lap, number).has(rank_); }
-    // The first with weights; the lap says with how many biases.
+    // The first with weights; the lap determines the number of biases.
     u32 biases(u32 turn) const { return (routing_.lap + turn) % 3; }
     std::shared_ptr<host::Call> combine_turn(u32 turn) {
         const u32 topk = turn == 0 ? kTopk : 0;
@@ -139,7 +139,7 @@ class Trip : public Dispatched {
     Combined combined_[kCombines];
 };
 
-// Each region has been given back by those that its Buffer has hear of each other, once for each operation in it (P4).
+// Each region has been released by the ranks that its Buffer expects it from, once for each operation in it (P4).
 inline void check_free(Buffer& buffer, u32 operations) {
     const Nodes& nodes = buffer.setup.nodes;
     const auto regions = static_cast<u32>(buffer.setup.regions);

@@ -25,7 +25,7 @@ DEEP_EP_KERNEL void signal(const void* args) {
     if (threadIdx.x == 0) store_release<Scope::kSystem>(as_args(args).word, as_args(args).value);
 }
 
-// Waits for the word; result[0]: 1 when it came, 2 when the deadline did; result[1]: the time then.
+// Waits for the word; result[0]: 1 if it arrived, 2 if the deadline did; result[1]: the time then.
 DEEP_EP_KERNEL void wait(const void* args) {
     const Args& a = as_args(args);
     if (threadIdx.x != 0) return;
@@ -36,7 +36,7 @@ DEEP_EP_KERNEL void wait(const void* args) {
     a.result[1] = now_ns();
 }
 
-// Rounds between two ranks: `value` of them, this rank adds when the word is odd (result set) or even.
+// Rounds between two ranks: `value` of them; this rank adds when the word is odd (if result is set) or even.
 DEEP_EP_KERNEL void ping_pong(const void* args) {
     const Args& a = as_args(args);
     if (threadIdx.x != 0) return;
@@ -49,7 +49,7 @@ DEEP_EP_KERNEL void ping_pong(const void* args) {
     }
 }
 
-// Counts the wrong values that threads see in shared memory.
+// Counts wrong values that threads see in shared memory.
 DEEP_EP_KERNEL void shared(const void* args) {
     struct Pair {
         u64 number, block;
@@ -69,7 +69,7 @@ DEEP_EP_KERNEL void shared(const void* args) {
     if (wrong) add_relaxed<Scope::kSystem>(as_args(args).word, wrong);
 }
 
-// Counts the wrong results of shuffles and votes, for any width of a warp.
+// Counts wrong results of shuffles and votes, for any warp width.
 DEEP_EP_KERNEL void collectives(const void* args) {
     const u32 self = lane(), last = kWarpSize - 1;
     const auto bit = [](u32 n) { return 1u << n; };
@@ -86,7 +86,7 @@ DEEP_EP_KERNEL void collectives(const void* args) {
     wrong += __any_sync(kFullMask, self == last) != 1 || __any_sync(kFullMask, 0) != 0;
     wrong += __all_sync(kFullMask, 1) != 1 || __all_sync(kFullMask, self == last) != (kWarpSize == 1);
     if (kWarpSize >= 4) {
-        // Segments, and halves of the warp that meet side by side.
+        // Segments, and parts of the warp that synchronize independently.
         wrong += __shfl_sync(kFullMask, self, 1, 2) != (self | 1);
         wrong += __shfl_up_sync(kFullMask, self, 1, 2) != (self & ~1u);
         const u32 low = kFullMask >> (kWarpSize / 2), half = self < kWarpSize / 2 ? low : kFullMask & ~low;
@@ -97,7 +97,7 @@ DEEP_EP_KERNEL void collectives(const void* args) {
     if (wrong) add_relaxed<Scope::kSystem>(as_args(args).word, wrong);
 }
 
-// Pairs of warps meet at named barriers, then all at __syncthreads; counts threads that came through too early.
+// Pairs of warps meet at named barriers, then all at __syncthreads; counts threads that passed too early.
 DEEP_EP_KERNEL void barriers(const void* args) {
     DEEP_EP_SHARED(u32[16], arrived);
     u64 wrong = 0;
@@ -111,18 +111,18 @@ DEEP_EP_KERNEL void barriers(const void* args) {
         barrier_or(1 + pair, 2 * kWarpSize, false);
     }
     __syncthreads();
-    if (threadIdx.x % 2) return;  // __syncthreads is for those that are left
+    if (threadIdx.x % 2) return;  // __syncthreads is for the remaining threads
     __syncthreads();
     for (u32 p = 0; p < warps() / 2; p++) wrong += arrived[p] != 5 * 2 * kWarpSize;
     if (wrong) add_relaxed<Scope::kSystem>(as_args(args).word, wrong);
 }
 
-// Only the first warp comes to a barrier of all: no thread can ever go on.
+// Only the first warp reaches a barrier for all: no thread can ever continue.
 DEEP_EP_KERNEL void half_barrier(const void*) {
     if (warp() == 0) barrier_or(1, blockDim.x, false);
 }
 
-// An agent: whenever the word grows, it adds as much to the next one.
+// An agent: whenever the word grows, it adds the same amount to the next one.
 inline void echo(u64* word) {
     u64 seen = 0;
     for (;;) {

@@ -47,7 +47,7 @@ int add_thrower(int rank) {
     return Executor::get().add_agent(rank, "thrower", [] { throw std::runtime_error("out of paper"); });
 }
 
-// `signal`, if any, comes just before.
+// `signal`, if not 0, is raised just before.
 void remove_agent(int id, int signal) {
     if (signal != 0) std::raise(signal);
     Executor::get().remove_agent(id);

@@ -1,5 +1,5 @@
-// toy SEED: normal mode over a fabric that the library does not know, added by a registry header of its own: its
-// kernels' half is fabric/toy.h, the host's half is here. Exit code 0: all is well.
+// toy SEED: normal mode over a fabric that the library does not know, added by a registry header of its own. Its kernel
+// part is fabric/toy.h, its host part is here. Exit code 0: success.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-"""On the path of a process whose torch is to seem one with CUDA: asked for a GPU it initialises the driver, as such a
+"""On the path of a process whose torch must seem to have CUDA: asked for a GPU it initializes the driver, as such a
 torch does, and ends the process.
 """
 

@@ -1,4 +1,4 @@
-// In the place of the library's: one fabric more.
+// Replaces the library's registry: adds one fabric.
 #pragma once
 
 #include "fabric/ibgda.h"

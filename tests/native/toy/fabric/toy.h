@@ -1,4 +1,4 @@
-// Fabric `toy`: what it takes to add one. The posting thread itself does what a NIC would.
+// Fabric `toy`: the minimum needed to add a fabric. The posting thread itself does a NIC's work.
 #pragma once
 
 #include "fabric/peers.h"
@@ -7,11 +7,11 @@ namespace deep_ep::fabric {
 
 struct Toy {
     static constexpr const char* kName = "toy";
-    u8* const* heaps;  // [ranks] as the host has them mapped; kernels are not told so
+    u8* const* heaps;  // [ranks] as mapped by the host; kernels are not told of them
     u64 puts;
 };
 
-// One thread. What the pieces hold is ordered before.
+// Called by one thread. The contents of the pieces are ordered before.
 template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Toy& toy, Waiter&, Completion&, u32 to, const Piece* pieces,
                               u32 count, Word word) {
@@ -20,13 +20,13 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Toy& toy, Waiter&, Completion&
         u8* const target = toy.heaps[to] + pieces[i].target;
         for (u64 at = 0; at < pieces[i].bytes; ++at) target[at] = source[at];
     }
-    device::add_relaxed<device::Scope::kDevice>(&toy.puts, u64{1});  // the host reads it when all is over
+    device::add_relaxed<device::Scope::kDevice>(&toy.puts, u64{1});  // the host reads it at the end
     // The receiver acquires it and then reads the pieces.
     device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(toy.heaps[to] + word.offset), wire::kUnit);
     return true;
 }
 
-// Nothing is under way once post() has returned.
+// Nothing is in flight once post() has returned.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(const Peers&, Toy&, Waiter&, Completion&) {
     return true;
