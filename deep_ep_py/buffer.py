@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,9 +19,10 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
+from deep_ep_py.core.texts import size_text
 from deep_ep_py.device.device import Device
 from deep_ep_py.device.make import make_device
-from deep_ep_py.errors import DeepEPError
+from deep_ep_py.errors import DeepEPError, brief
 from deep_ep_py.modes.low_latency.needs import LOW_LATENCY
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.handles import Handle
@@ -198,7 +200,10 @@ class Buffer(V1Surface):
             sharers = bootstrap.size if bootstrap.in_process else 1
             together = getattr(group, "one_launch", None)
             make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
-            return make_device(arguments.device(device), sharers, sharers < bootstrap.size, make_launcher)
+            made = make_device(arguments.device(device), sharers, sharers < bootstrap.size, make_launcher)
+            if arena_bytes is not None:
+                made.check_arena_bytes(arena_bytes)
+            return made
 
         where, failed = attempt(find_device)
         connected, symmetric = connect(bootstrap, failed), None
@@ -252,6 +257,20 @@ class Buffer(V1Surface):
             if isinstance(connected, Connections):
                 connected.close()
             raise
+
+    def __repr__(self) -> str:
+        """Return what this Buffer is, how it reaches the others, and where its bytes are."""
+        name = f"deep_ep_py.Buffer, rank {self.rank} of {self.group_size}"
+        engine = getattr(self, "_engine", None)
+        if engine is None or engine.destroyed:
+            return f"<{name}, {'destroyed' if engine is not None else 'not constructed'}>"
+        modes = "normal and low-latency mode" if self.low_latency_mode else "normal mode"
+        reached = Counter(path for rank, path in enumerate(self.paths) if rank != self.rank)
+        ways = ", ".join(f"{path} to {count}" for path, count in reached.items()) or "alone"
+        arena = f"arena {size_text(engine.runtime.arena_bytes)}, {size_text(engine.runtime.arena_used)} of it used"
+        memory = f"{engine.regions} regions of {size_text(engine.region_bytes)}, {arena}"
+        state = ", broken" if engine.broken is not None else ""
+        return f"<{name} on {self.device}, {modes}, {ways}; {memory}; {engine.stats['operations']} operations{state}>"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -670,5 +689,5 @@ class Buffer(V1Surface):
     ) -> None:
         """Destroy the Buffer; after an exception, notify the other ranks first."""
         if kind is not None:
-            self._engine.break_off("the Buffer was aborted")
+            self._engine.break_off(f"the Buffer was left by {brief(value) if value is not None else kind.__name__}")
         self.destroy()

@@ -41,6 +41,12 @@ class Exchange(Protocol):
     def notes(self, mine: Note) -> dict[int, Note]:
         """Tell the other ranks of this rank's call; return the latest note of each rank that has told of its own."""
 
+    def leave_reason(self, why: str) -> None:
+        """Tell the other ranks why this one is about to give up."""
+
+    def reason_of(self, rank: int) -> str:
+        """Return why another rank has given up; "" if it has not said."""
+
 
 class SharedNotes:
     """An `Exchange` among ranks that are threads of one process.
@@ -52,14 +58,15 @@ class SharedNotes:
     ----------
     rank : int
         This rank.
-    calls : dict
-        One dict for all ranks.
+    calls, reasons : dict
+        One of each for all ranks.
     """
 
     seconds = 0.0
 
-    def __init__(self, rank: int, calls: dict[int, C.Call]) -> None:
+    def __init__(self, rank: int, calls: dict[int, C.Call], reasons: dict[int, str]) -> None:
         self._rank, self._calls = rank, calls
+        self._reasons = reasons
 
     def begin(self, call: C.Call) -> None:
         """Keep the call."""
@@ -69,6 +76,14 @@ class SharedNotes:
         """Return the calls that the others wait for, or have waited for last."""
         del mine
         return {rank: Note.of(call) for rank, call in self._calls.copy().items() if rank != self._rank}
+
+    def leave_reason(self, why: str) -> None:
+        """Keep this rank's reason."""
+        self._reasons[self._rank] = why
+
+    def reason_of(self, rank: int) -> str:
+        """Return another rank's reason."""
+        return self._reasons.get(rank, "")
 
 
 class SentNotes:
@@ -93,15 +108,24 @@ class SentNotes:
         """Send this rank's note, once, and return the others'."""
         if self._left != mine:
             self._left = mine
-            self._connections.leave_note(asdict(mine))
-        return {rank: Note(**note) for rank, note in self._connections.notes().items()}
+            self._connections.leave_note({"call": asdict(mine)})
+        return {rank: Note(**note["call"]) for rank, note in self._connections.notes().items() if "call" in note}
+
+    def leave_reason(self, why: str) -> None:
+        """Send this rank's reason."""
+        self._connections.leave_note({"reason": why})
+
+    def reason_of(self, rank: int) -> str:
+        """Return another rank's reason."""
+        return str(self._connections.notes().get(rank, {}).get("reason", ""))
 
 
 def exchange_among(bootstrap: Bootstrap) -> Exchange:
     """Return what passes notes between the ranks of a Buffer. Collective among ranks that are threads."""
     if isinstance(bootstrap, Connections):
         return SentNotes(bootstrap)
-    return SharedNotes(bootstrap.rank, bootstrap.all_gather({})[0])
+    calls, reasons = bootstrap.all_gather(({}, {}))[0]
+    return SharedNotes(bootstrap.rank, calls, reasons)
 
 
 def mismatch_text(exchange: Exchange, call: C.Call, rank: int, others: set[int]) -> str:

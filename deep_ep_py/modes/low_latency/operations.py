@@ -221,6 +221,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
             _blocks(engine, tokens, sizes),
             _forward_blocks(engine, tokens, sizes),
         )
+        engine.log.moved(operation, "tokens sent", tokens, sizes.hidden * _ROW_TYPES[0].itemsize, "low latency")
         event, hook = _end(engine, call, operation, given.ending)
     engine.stats["low_latency_dispatches"] += 1
     packed = recv_x if recv_scales is None else (recv_x, _by_rows(recv_scales, recv_x.shape[1]))
@@ -393,6 +394,7 @@ def combine(
             _blocks(engine, tokens, sizes),
             _forward_blocks(engine, tokens, sizes),
         )
+        engine.log.moved(operation, "tokens combined", tokens, sizes.hidden * _ROW_TYPES[0].itemsize, "low latency")
         event, hook = _end(engine, call, operation, given.ending, publish, (src_info, ranges, origin.places))
     if view is not None and hook is None:
         view.event = event
