@@ -19,6 +19,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
+from deep_ep_py.core.results import Combined, Dispatched, DispatchLayout
 from deep_ep_py.core.texts import size_text
 from deep_ep_py.device.device import Device
 from deep_ep_py.device.make import make_device
@@ -294,7 +295,7 @@ class Buffer(V1Surface):
         previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+    ) -> DispatchLayout:
         """Count how many tokens go to each rank and expert. Local: no communication.
 
         Parameters
@@ -325,7 +326,7 @@ class Buffer(V1Surface):
         per_rank, per_node, per_expert, in_rank, event = layout.count_tokens(
             self._engine, topk_idx, num_experts, streams
         )
-        return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
+        return DispatchLayout(per_rank, per_node, per_expert, in_rank, EventOverlap(event))
 
     def dispatch(
         self,
@@ -343,7 +344,7 @@ class Buffer(V1Surface):
         previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Any, ...]:
+    ) -> Dispatched:
         """Send every token to the ranks that hold its experts.
 
         Parameters
@@ -411,7 +412,7 @@ class Buffer(V1Surface):
         DeepEPError
             Another rank failed, or this Buffer has failed before.
         """
-        return self._begin_dispatch(
+        pending = self._begin_dispatch(
             x,
             previous_event=previous_event,
             async_finish=async_finish,
@@ -425,7 +426,8 @@ class Buffer(V1Surface):
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
             config=config,
-        ).finish()
+        )
+        return Dispatched(*pending.finish())
 
     def _begin_dispatch(
         self,
@@ -457,7 +459,7 @@ class Buffer(V1Surface):
         previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+    ) -> Combined:
         """Return the rows to the tokens' owners and sum them: the reverse of the dispatch that `handle` is from.
 
         The sum is unweighted: apply the gate's weights to the rows first. Rows are summed in fp32 in rank order, then
@@ -495,7 +497,7 @@ class Buffer(V1Surface):
         self._check_normal("combine")
         streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
         given = CombineArguments(x, handle, topk_weights, bias, self._config(config), streams)
-        return PendingCombine.begin(self._engine, given).finish()
+        return Combined(*PendingCombine.begin(self._engine, given).finish())
 
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
         """Prepare the kernels for rows of `hidden` BF16 elements and `topk` experts per token, on all ranks.

@@ -141,3 +141,26 @@ def test_the_reason_of_another_rank_is_given() -> None:
     told, raised = run_ranks(2, on_each_rank)
     assert raised.startswith("KeyError: ")
     assert told.endswith(f". Rank 1 said: the Buffer was left by {raised}")
+
+
+def test_results_have_names() -> None:
+    """They unpack as DeepEP's tuples do."""
+    work = build(Case("names", 2, 20, hidden=264, topk=2, experts=4))
+
+    def on_each_rank(group: Any) -> None:
+        rank = group.rank()
+        with deep_ep.Buffer(group, 1 << 20, num_rdma_bytes=4 << 20, low_latency_mode=True) as buffer:
+            layout = buffer.get_dispatch_layout(work.topk_idx[rank], work.num_experts)
+            assert layout.is_token_in_rank is layout[3] and len(layout) == 5
+            received = buffer.dispatch(**dispatch_arguments(work, rank))
+            x, *_, handle, _ = received
+            assert received.recv_x is x and received.handle is handle and len(received) == 6
+            combined = buffer.combine(received.recv_x, received.handle)
+            assert combined.combined_x is combined[0] and len(combined) == 3
+            packed = buffer.low_latency_dispatch(work.x[rank][:, :256].contiguous(), work.topk_idx[rank], 32, 4)
+            assert packed.packed_recv_count is packed[1] and packed.hook is None and len(packed) == 5
+            rows = torch.zeros(2, 2 * 32, 256, dtype=torch.bfloat16)
+            returned = buffer.low_latency_combine(rows, work.topk_idx[rank], work.topk_weights[rank], packed.handle)
+            assert returned.combined_x is returned[0] and len(returned) == 3
+
+    run_ranks(2, on_each_rank)
