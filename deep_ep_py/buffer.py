@@ -19,6 +19,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
+from deep_ep_py.core.one_thread import Occupancy, by_one_thread
 from deep_ep_py.core.results import Combined, Dispatched, DispatchLayout
 from deep_ep_py.core.texts import size_text
 from deep_ep_py.device.device import Device
@@ -169,6 +170,7 @@ class Buffer(V1Surface):
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
             # The call passed all arguments up to the communicator by position, in the order without `use_fabric`.
             use_fabric, explicitly_destroy, enable_shrink, comm = False, use_fabric, explicitly_destroy, enable_shrink
+        self._occupancy = Occupancy()
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
         self.group = group if group is not None else comm
@@ -288,6 +290,7 @@ class Buffer(V1Surface):
 
     # --- operations -------------------------------------------------------------------------------------------
 
+    @by_one_thread
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -328,6 +331,7 @@ class Buffer(V1Surface):
         )
         return DispatchLayout(per_rank, per_node, per_expert, in_rank, EventOverlap(event))
 
+    @by_one_thread
     def dispatch(
         self,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -449,6 +453,7 @@ class Buffer(V1Surface):
         given = DispatchArguments(x, handle, config=self._config(config), streams=streams, **options)
         return PendingDispatch.begin(self._engine, given)
 
+    @by_one_thread
     def combine(
         self,
         x: torch.Tensor,

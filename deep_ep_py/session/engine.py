@@ -373,8 +373,6 @@ class Engine:
 
     def _run(self, job: str, **what: Any) -> bool:
         """Make one of the runtime's waits, named by its method. Returns its result, if any."""
-        if (call := what.get("call")) is not None:
-            self._notes.begin(call)
         if self._driver is None:
             return bool(getattr(self.runtime, job)(**what))
         return self._driver.run(job, **what)
@@ -468,6 +466,10 @@ class Engine:
             self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
         self._results_told = True
         raise self._broken  # a local reference would keep its frames alive until a garbage collection
+
+    def note_call(self, call: C.Call, operation: int) -> None:
+        """Note the call of an operation, so that other ranks' errors can quote its arguments."""
+        self._notes.begin(call, operation)
 
     def _differences(self, call: C.Call) -> str:
         """Return how this call and the other ranks' calls differ, as far as they say so."""

@@ -9,6 +9,7 @@ import torch
 
 from deep_ep_py.core import arguments
 from deep_ep_py.core.native import C
+from deep_ep_py.core.one_thread import by_one_thread
 from deep_ep_py.core.results import LowLatencyCombined, LowLatencyDispatched
 from deep_ep_py.modes.low_latency import operations
 from deep_ep_py.modes.low_latency.handles import Handle, origin_of
@@ -83,6 +84,7 @@ class LowLatencySurface:
             summed.buffer_bytes(num_ranks, regions, remote, logfmt=False),
         )
 
+    @by_one_thread
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -178,6 +180,7 @@ class LowLatencySurface:
         )
         return LowLatencyDispatched(*operations.dispatch(engine, self._plans(), given))
 
+    @by_one_thread
     def low_latency_combine(
         self,
         x: torch.Tensor,

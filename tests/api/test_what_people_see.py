@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -162,5 +163,29 @@ def test_results_have_names() -> None:
             rows = torch.zeros(2, 2 * 32, 256, dtype=torch.bfloat16)
             returned = buffer.low_latency_combine(rows, work.topk_idx[rank], work.topk_weights[rank], packed.handle)
             assert returned.combined_x is returned[0] and len(returned) == 3
+
+    run_ranks(2, on_each_rank)
+
+
+def test_a_second_thread_is_told() -> None:
+    """Its call has done nothing: the one that is under way ends well, and so does the next."""
+    work = build(Case("threads", 2, 20, hidden=264, topk=2, experts=4))
+
+    def on_each_rank(group: Any) -> None:
+        rank = group.rank()
+        with deep_ep.Buffer(group, 1 << 20) as buffer:
+            inside = buffer._engine.device.order_after_caller
+
+            def meanwhile(*args: Any) -> Any:
+                buffer._engine.device.order_after_caller = inside
+                with ThreadPoolExecutor(1, "other") as pool:
+                    error = pool.submit(buffer.get_dispatch_layout, work.topk_idx[rank], work.num_experts).exception()
+                said = r"get_dispatch_layout: thread '.*' is inside dispatch of this Buffer, which serves one thread at"
+                assert isinstance(error, deep_ep.DeepEPError) and re.match(said, str(error)), error
+                return inside(*args)
+
+            buffer._engine.device.order_after_caller = meanwhile
+            received = buffer.dispatch(**dispatch_arguments(work, rank))
+            buffer.combine(received.recv_x, received.handle)
 
     run_ranks(2, on_each_rank)

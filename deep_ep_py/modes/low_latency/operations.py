@@ -117,6 +117,7 @@ def _end(
     handle: tuple[torch.Tensor, ...] = (),
 ) -> tuple[EventOverlap, Hook | None]:
     """End a call whose kernels are launched, or its sending half. For `handle`, see `Engine.end_operation`."""
+    engine.note_call(call, operation)
     if not ending.return_recv_hook:
         return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish), handle), None
     hook = ReceiveHook(engine, _Rest(engine, call, operation, published, handle))

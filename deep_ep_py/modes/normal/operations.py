@@ -38,6 +38,7 @@ class _Pending:
 
     def __post_init__(self) -> None:
         self.generation = self.engine.generation
+        self.engine.note_call(self.call, self.operation)
 
     def finish(self) -> tuple[Any, ...]:
         """Do the rest of the operation and wait for it."""
