@@ -23,6 +23,11 @@ from deep_ep_py.core.native import BUILD
 from deep_ep_py.errors import CudaError, DeepEPError
 
 
+def user_number() -> int:
+    """Return the user whose rights this process has, as the kernel tells it to the other end of a socket."""
+    return os.geteuid()
+
+
 def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
     """Connect the processes of a Buffer to each other.
 
@@ -60,7 +65,7 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
         # The secret travels only here: a process that connects is a rank if it knows the secret.
         numbers = os.readlink("/proc/self/ns/pid")  # the namespace in which a pid is valid
         part = secrets.token_bytes(SECRET_BYTES)
-        mine = (machine_name(), name, os.getpid(), part, numbers, os.geteuid())
+        mine = (machine_name(), name, os.getpid(), part, numbers, user_number())
         everyones = bootstrap.all_gather([{"version": __version__, "build": BUILD}, told_of(failed), mine])
         arguments.same_on_all_ranks(bootstrap.rank, [one[0] for one in everyones])
         raise_together(bootstrap.rank, failed, [told for _, told, _ in everyones])

@@ -272,11 +272,11 @@ def test_ranks_of_a_machine_have_one_user(apart: Apart) -> None:
     """Ranks on other machines raise too, since they would wait; ranks on different machines may have different
     users."""
     apart.give(start, "machine_name", ["a", "b", "b"])
-    apart.give(os, "geteuid", [1000, 1000, 1001])
+    apart.give(start, "user_number", [1000, 1000, 1001])
     found = "expected the same on all ranks of a machine, it is 1000 on rank 1; 1001 on rank 2"
     texts = [str(one) for one in apart.connect() if isinstance(one, ValueError)]
     assert texts == [f"user={user} on rank {rank}: {found}" for user, rank in ((1000, 1), (1000, 1), (1001, 2))]
-    apart.give(os, "geteuid", [1001, 1000, 1000])
+    apart.give(start, "user_number", [1001, 1000, 1000])
     check_and_close(apart.connect())
 
 

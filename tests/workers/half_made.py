@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -54,15 +53,15 @@ def another_version(rank: int) -> None:
 
 
 def another_user(rank: int) -> None:
-    own, user = os.geteuid, os.geteuid()
+    own, user = start.user_number, start.user_number()
     if rank == 1:
-        os.geteuid = lambda: user + 1
+        start.user_number = lambda: user + 1
     found = f"it is {user} on rank 0; {user + 1} on rank 1"
     with pytest.raises(
         ValueError, match=f"user={user + rank} on rank {rank}: expected the same on all ranks of a machine, {found}"
     ):
         make()
-    os.geteuid = own
+    start.user_number = own
 
 
 def a_wrong_argument(rank: int) -> None:
