@@ -15,12 +15,14 @@ except ModuleNotFoundError as error:
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.core.logs import configure as _configure_logs
 from deep_ep_py.errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
 from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 
 __path__ += absent.__path__
 topk_idx_t = torch.int64
+_configure_logs()
 
 __all__ = [
     "Buffer",

@@ -43,12 +43,39 @@ class _LazyGroup(click.Group):
         return command
 
 
+def _print_version(context: click.Context, option: click.Parameter, value: bool) -> None:
+    del option
+    if not value:
+        return
+    import torch
+
+    from deep_ep_py._version import __version__
+    from deep_ep_py.core.native import BUILD
+    from deep_ep_py.core.sources import sources_hash
+
+    click.echo(f"deep_ep_py {__version__}, build {BUILD}, torch {torch.__version__}, kernels {sources_hash()[:12]}")
+    context.exit()
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version, the build, torch's version and a hash of the kernels' sources.",
+)
 def main() -> None:
     """Dispatch and combine for mixture-of-experts models."""
 
 
-if __name__ == "__main__":
+def run(prog_name: str = "deep-ep") -> None:
+    """Run the command line; the console script `deep-ep` calls this."""
     if _ranks_share_a_gpu(sys.argv[1:]):
         restart_with_queues()
-    main(prog_name="python -m deep_ep_py")
+    main(prog_name=prog_name)
+
+
+if __name__ == "__main__":
+    run("python -m deep_ep_py")

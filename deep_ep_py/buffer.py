@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,9 +19,12 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
+from deep_ep_py.core.one_thread import Occupancy, by_one_thread
+from deep_ep_py.core.results import Combined, Dispatched, DispatchLayout
+from deep_ep_py.core.texts import size_text
 from deep_ep_py.device.device import Device
 from deep_ep_py.device.make import make_device
-from deep_ep_py.errors import DeepEPError
+from deep_ep_py.errors import DeepEPError, brief
 from deep_ep_py.modes.low_latency.needs import LOW_LATENCY
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.handles import Handle
@@ -166,6 +170,7 @@ class Buffer(V1Surface):
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
             # The call passed all arguments up to the communicator by position, in the order without `use_fabric`.
             use_fabric, explicitly_destroy, enable_shrink, comm = False, use_fabric, explicitly_destroy, enable_shrink
+        self._occupancy = Occupancy()
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
         self.group = group if group is not None else comm
@@ -198,7 +203,10 @@ class Buffer(V1Surface):
             sharers = bootstrap.size if bootstrap.in_process else 1
             together = getattr(group, "one_launch", None)
             make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
-            return make_device(arguments.device(device), sharers, sharers < bootstrap.size, make_launcher)
+            made = make_device(arguments.device(device), sharers, sharers < bootstrap.size, make_launcher)
+            if arena_bytes is not None:
+                made.check_arena_bytes(arena_bytes)
+            return made
 
         where, failed = attempt(find_device)
         connected, symmetric = connect(bootstrap, failed), None
@@ -253,6 +261,20 @@ class Buffer(V1Surface):
                 connected.close()
             raise
 
+    def __repr__(self) -> str:
+        """Return what this Buffer is, how it reaches the others, and where its bytes are."""
+        name = f"deep_ep_py.Buffer, rank {self.rank} of {self.group_size}"
+        engine = getattr(self, "_engine", None)
+        if engine is None or engine.destroyed:
+            return f"<{name}, {'destroyed' if engine is not None else 'not constructed'}>"
+        modes = "normal and low-latency mode" if self.low_latency_mode else "normal mode"
+        reached = Counter(path for rank, path in enumerate(self.paths) if rank != self.rank)
+        ways = ", ".join(f"{path} to {count}" for path, count in reached.items()) or "alone"
+        arena = f"arena {size_text(engine.runtime.arena_bytes)}, {size_text(engine.runtime.arena_used)} of it used"
+        memory = f"{engine.regions} regions of {size_text(engine.region_bytes)}, {arena}"
+        state = ", broken" if engine.broken is not None else ""
+        return f"<{name} on {self.device}, {modes}, {ways}; {memory}; {engine.stats['operations']} operations{state}>"
+
     @property
     def paths(self) -> tuple[str, ...]:
         """How this rank reaches each rank: "peer" (loads and stores; also for itself), or the name of a fabric.
@@ -268,6 +290,7 @@ class Buffer(V1Surface):
 
     # --- operations -------------------------------------------------------------------------------------------
 
+    @by_one_thread
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -275,7 +298,7 @@ class Buffer(V1Surface):
         previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+    ) -> DispatchLayout:
         """Count how many tokens go to each rank and expert. Local: no communication.
 
         Parameters
@@ -306,8 +329,9 @@ class Buffer(V1Surface):
         per_rank, per_node, per_expert, in_rank, event = layout.count_tokens(
             self._engine, topk_idx, num_experts, streams
         )
-        return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
+        return DispatchLayout(per_rank, per_node, per_expert, in_rank, EventOverlap(event))
 
+    @by_one_thread
     def dispatch(
         self,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
@@ -324,7 +348,7 @@ class Buffer(V1Surface):
         previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Any, ...]:
+    ) -> Dispatched:
         """Send every token to the ranks that hold its experts.
 
         Parameters
@@ -392,7 +416,7 @@ class Buffer(V1Surface):
         DeepEPError
             Another rank failed, or this Buffer has failed before.
         """
-        return self._begin_dispatch(
+        pending = self._begin_dispatch(
             x,
             previous_event=previous_event,
             async_finish=async_finish,
@@ -406,7 +430,8 @@ class Buffer(V1Surface):
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
             config=config,
-        ).finish()
+        )
+        return Dispatched(*pending.finish())
 
     def _begin_dispatch(
         self,
@@ -428,6 +453,7 @@ class Buffer(V1Surface):
         given = DispatchArguments(x, handle, config=self._config(config), streams=streams, **options)
         return PendingDispatch.begin(self._engine, given)
 
+    @by_one_thread
     def combine(
         self,
         x: torch.Tensor,
@@ -438,7 +464,7 @@ class Buffer(V1Surface):
         previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+    ) -> Combined:
         """Return the rows to the tokens' owners and sum them: the reverse of the dispatch that `handle` is from.
 
         The sum is unweighted: apply the gate's weights to the rows first. Rows are summed in fp32 in rank order, then
@@ -476,7 +502,7 @@ class Buffer(V1Surface):
         self._check_normal("combine")
         streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
         given = CombineArguments(x, handle, topk_weights, bias, self._config(config), streams)
-        return PendingCombine.begin(self._engine, given).finish()
+        return Combined(*PendingCombine.begin(self._engine, given).finish())
 
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
         """Prepare the kernels for rows of `hidden` BF16 elements and `topk` experts per token, on all ranks.
@@ -670,5 +696,5 @@ class Buffer(V1Surface):
     ) -> None:
         """Destroy the Buffer; after an exception, notify the other ranks first."""
         if kind is not None:
-            self._engine.break_off("the Buffer was aborted")
+            self._engine.break_off(f"the Buffer was left by {brief(value) if value is not None else kind.__name__}")
         self.destroy()

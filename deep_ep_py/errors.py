@@ -79,3 +79,9 @@ class PeerFailed(RuntimeError):
     def __init__(self, rank: int, what: str) -> None:
         self.rank = rank
         super().__init__(f"rank {rank} failed before it reached {what}")
+
+
+def brief(error: BaseException) -> str:
+    """Return an exception's type and the first line of its text, in bounded length."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + lines[0][:300] if lines else ''}"

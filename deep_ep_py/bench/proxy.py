@@ -71,7 +71,7 @@ def measure(
     """
     offered = C.proxy_providers()
     if not offered:
-        raise ValueError("libfabric: expected its library here, and its headers when this was built (README.md)")
+        raise ValueError("libfabric: expected its library here, and its headers when this was built (docs/nodes.md)")
     if provider and provider not in offered:
         raise ValueError(f"provider={provider!r}: expected one that is available: {', '.join(offered)}")
     pair: dict[str, Any] = launch(run, 2, (PairOptions(provider, iterations, asleep),), on_event)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from deep_ep_py.core import arguments
+
 
 class Bootstrap(Protocol):
     """The part of a process group that a Buffer needs. Collective; used when Buffers are made, never per call."""
@@ -91,7 +93,7 @@ def make_bootstrap(group: Any, comm: Any = None) -> Bootstrap:
             return ThreadBootstrap(group, group.rank(), group.size())
         if hasattr(group, "rank") and hasattr(group, "size"):
             return TorchBootstrap(group, group.rank(), group.size())
-        raise TypeError(f"group={group!r}: expected a torch.distributed.ProcessGroup")
+        raise TypeError(f"group={arguments.describe(group)}: expected a torch.distributed.ProcessGroup")
     if comm is None:
         raise TypeError("group=None: expected a torch.distributed.ProcessGroup, or an mpi4py communicator as comm=")
     return MpiBootstrap(comm, comm.Get_rank(), comm.Get_size())

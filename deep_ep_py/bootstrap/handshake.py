@@ -334,7 +334,7 @@ class Meeting:
                 self._drop_guests(lambda one: one is self._guests[0])
                 continue
             # Another user's process cannot be a rank.
-            if credentials(connection)[1] != os.getuid():
+            if credentials(connection)[1] != os.geteuid():
                 connection.close()
                 continue
             connection.setblocking(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.environment import SECRET
 from deep_ep_py.core.native import BUILD
 from deep_ep_py.errors import CudaError, DeepEPError
+
+
+def user_number() -> int:
+    """Return the user whose rights this process has, as the kernel tells it to the other end of a socket."""
+    return os.geteuid()
 
 
 def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
@@ -49,7 +54,7 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
         A rank's process ends meanwhile, or machines do not reach each other.
     ValueError
         An environment variable is invalid, which the message names; or ranks have different versions or builds of this
-        library.
+        library, or ranks on one machine have different users.
     """
     if bootstrap.in_process:
         if failed is not None:
@@ -60,11 +65,12 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
         # The secret travels only here: a process that connects is a rank if it knows the secret.
         numbers = os.readlink("/proc/self/ns/pid")  # the namespace in which a pid is valid
         part = secrets.token_bytes(SECRET_BYTES)
-        mine = (machine_name(), name, os.getpid(), part, numbers)
+        mine = (machine_name(), name, os.getpid(), part, numbers, user_number())
         everyones = bootstrap.all_gather([{"version": __version__, "build": BUILD}, told_of(failed), mine])
         arguments.same_on_all_ranks(bootstrap.rank, [one[0] for one in everyones])
         raise_together(bootstrap.rank, failed, [told for _, told, _ in everyones])
-        machines, names, pids, parts, namespaces = zip(*(theirs for *_, theirs in everyones), strict=True)
+        machines, names, pids, parts, namespaces, users = zip(*(theirs for *_, theirs in everyones), strict=True)
+        _same_user_on_each_machine(bootstrap.rank, machines, users)
         near = [rank for rank, machine in enumerate(machines) if machine == machines[bootstrap.rank]]
         alike = [rank for rank in near if namespaces[rank] == numbers]
         connections = Connections(bootstrap.rank, bootstrap.size, list(pids), alike)
@@ -80,6 +86,20 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
             connections.close()
             raise
     return connections
+
+
+def _same_user_on_each_machine(rank: int, machines: Sequence[str], users: Sequence[int]) -> None:
+    """Check that ranks on one machine have the same user; otherwise they would refuse each other's connections.
+
+    All machines are checked, so that all ranks raise: the ranks on other machines would wait for those that raised.
+    """
+    for machine in dict.fromkeys((machines[rank], *machines)):
+        near = {peer: users[peer] for peer, where in enumerate(machines) if where == machine}
+        if found := arguments.difference(near):
+            named = rank if rank in near else min(near)
+            raise ValueError(
+                f"user={users[named]} on rank {named}: expected the same on all ranks of a machine, it is {found}"
+            )
 
 
 def _connect_machines(

@@ -5,6 +5,7 @@ Every error names the argument, its value and what was expected.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +31,20 @@ MAX_BYTES = 1 << 44
 """Upper bound on the memory of a Buffer; a larger request is a mistake."""
 
 
+_MAX_DESCRIBED = 4
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
+
+
 def describe(value: Any) -> str:
-    """Describe a value for an error message: tensors, also those in a tuple or list, by dtype and shape."""
+    """Describe a value for an error message, briefly: tensors, also in a tuple or list, by dtype and shape."""
     if isinstance(value, torch.Tensor):
         layout = "" if value.is_contiguous() else ", not contiguous"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}{layout}"
     if isinstance(value, tuple | list) and any(isinstance(one, torch.Tensor) for one in value):
-        return f"({', '.join(describe(one) for one in value)})"
-    return repr(value)
+        more = ", ..." if len(value) > _MAX_DESCRIBED else ""
+        return f"({', '.join(describe(one) for one in value[:_MAX_DESCRIBED])}{more})"
+    return _SHORT.repr(value)
 
 
 def same_on_all_ranks(rank: int, everyones: Sequence[dict[str, Any]]) -> None:
@@ -131,9 +138,9 @@ def aligned(name: str, value: torch.Tensor) -> torch.Tensor:
 def seconds(name: str, value: Any) -> float:
     """Check a time limit in seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}={value!r}: expected seconds")
+        raise TypeError(f"{name}={describe(value)}: expected seconds")
     if not 0 < value < 1e6:
-        raise ValueError(f"{name}={value!r}: expected more than 0 and less than 1e6 seconds")
+        raise ValueError(f"{name}={describe(value)}: expected more than 0 and less than 1e6 seconds")
     return float(value)
 
 
@@ -157,7 +164,7 @@ def rows(
 def integer(name: str, value: Any, low: int, high: int) -> int:
     """Check an int within [low, high]."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: expected an int")
+        raise TypeError(f"{name}={describe(value)}: expected an int")
     if not low <= value <= high:
         raise ValueError(f"{name}={value}: expected {low} to {high}")
     return int(value)
@@ -166,11 +173,11 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
 def device(value: Any) -> torch.device:
     """Check a device; None means the CPU."""
     if value is not None and not isinstance(value, str | torch.device):
-        raise TypeError(f"device={value!r}: expected cpu or cuda")
+        raise TypeError(f"device={describe(value)}: expected cpu or cuda")
     try:
         chosen = torch.device("cpu" if value is None else value)
     except (RuntimeError, TypeError):
-        raise ValueError(f"device={value!r}: expected cpu or cuda") from None
+        raise ValueError(f"device={describe(value)}: expected cpu or cuda") from None
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device={chosen}: expected cpu or cuda")
     return chosen
@@ -179,7 +186,7 @@ def device(value: Any) -> torch.device:
 def flag(name: str, value: Any) -> bool:
     """Check a bool, which many callers write as 0 or 1."""
     if not isinstance(value, int) or value not in (0, 1):
-        raise TypeError(f"{name}={value!r}: expected a bool")
+        raise TypeError(f"{name}={describe(value)}: expected a bool")
     return bool(value)
 
 
@@ -227,7 +234,7 @@ def config(value: Any) -> int | None:
     if value is None:
         return None
     if not isinstance(value, Config):
-        raise TypeError(f"config={value!r}: expected a Config")
+        raise TypeError(f"config={describe(value)}: expected a Config")
     return integer("config.num_sms", value.num_sms, 1, MAX_BLOCKS)
 
 
@@ -248,7 +255,7 @@ def streams(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any
     from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 
     if previous_event is not None and not isinstance(previous_event, EventOverlap | EventHandle):
-        raise TypeError(f"previous_event={previous_event!r}: expected an EventOverlap or an EventHandle")
+        raise TypeError(f"previous_event={describe(previous_event)}: expected an EventOverlap or an EventHandle")
     flag("async_finish", async_finish)
     if flag("allocate_on_comm_stream", allocate_on_comm_stream) and (previous_event is None or not async_finish):
         raise ValueError("allocate_on_comm_stream=True: expected together with previous_event and async_finish=True")

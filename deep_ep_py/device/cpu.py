@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.utils.dlpack
 from deep_ep_py.core.events import EventHandle
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Compiling, Shape
+from deep_ep_py.errors import DeepEPError
 
 _DLPACK_TYPES = {
     torch.bfloat16: (4, 16),
@@ -36,6 +38,16 @@ def _carried(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
     return carried, *_DLPACK_TYPES[carried]
 
 
+@cache
+def memory_bytes() -> int:
+    """Return the memory that this process may use: the machine's, or its cgroup's limit if that is lower."""
+    from deep_ep_py.doctor.files import Files
+    from deep_ep_py.doctor.host import memory_limit
+
+    limit = memory_limit(Files(Path("/"), live=True))
+    return limit.bytes if limit is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 class CpuDevice:
     """The CPU: kernels run as fibers in the thread that waits for them, which is the caller's or a Driver's."""
 
@@ -51,15 +63,29 @@ class CpuDevice:
     comm_stream = None
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
-        """Return half the machine's memory divided by the ranks; pages that are never touched cost nothing."""
+        """Return half the memory that the process may use, divided by the ranks; untouched pages cost nothing."""
         del by_nics
-        share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * ranks)
+        share = memory_bytes() // (2 * ranks)
         return share, share
+
+    def check_arena_bytes(self, arena_bytes: int) -> None:
+        """Refuse more than the memory that the process may use."""
+        if arena_bytes > memory_bytes():
+            raise ValueError(
+                f"arena_bytes={arena_bytes}: expected at most {memory_bytes()}, the memory that this process may use"
+            )
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Allocate plain memory in one process, anonymous shared memory between several; new pages are zero."""
         del first, cleared, by_nics
-        return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
+        try:
+            return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
+        except (RuntimeError, OSError) as error:
+            raise DeepEPError(
+                f"a heap of {size} bytes cannot be allocated: {error}. It holds num_nvl_bytes or num_rdma_bytes, and "
+                "arena_bytes for outputs: pass a smaller arena_bytes (by default half of the memory that the process "
+                "may use, divided by the ranks of the machine)"
+            ) from error
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
         """Map the same memory."""

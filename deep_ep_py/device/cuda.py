@@ -140,6 +140,9 @@ class CudaDevice:
         most = torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
         return min(most, self.first_arena_bytes), most
 
+    def check_arena_bytes(self, arena_bytes: int) -> None:
+        """Accept any size: the driver refuses what does not fit."""
+
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Map physical memory, with a descriptor if other processes need one.
 

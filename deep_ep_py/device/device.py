@@ -75,6 +75,9 @@ class Device(Protocol):
         `by_nics`: NICs reach the heap too.
         """
 
+    def check_arena_bytes(self, arena_bytes: int) -> None:
+        """Refuse a size that the device cannot have, by a ValueError that names `arena_bytes`."""
+
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Make this rank's heap: at least `size` bytes once it has grown, of which the `first` exist from the start.
 

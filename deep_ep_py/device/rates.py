@@ -64,7 +64,9 @@ class Rates:
 
     def save(self, file: Path) -> None:
         """Write the rates to a file atomically: a reader finds all of them or the previous content."""
-        file.parent.mkdir(parents=True, exist_ok=True)
+        # For this user alone, since compiled kernels are kept there too.
+        for missing in reversed([one for one in file.parents if not one.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", suffix=".tmp", delete=False) as written:
             written.write(json.dumps(asdict(self), indent=2) + "\n")
         os.replace(written.name, file)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deep_ep_py.core.cpus import cpus_of
+from deep_ep_py.core.texts import size_text
 from deep_ep_py.doctor.cgroups import cpu_quota, memory_bytes
 from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
@@ -30,14 +31,6 @@ class MemoryLimit:
 
     bytes: int
     of_cgroup: bool
-
-
-def size_text(size: int) -> str:
-    """Return a number of bytes in a readable form."""
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} bytes"
 
 
 def host(files: Files) -> Section:

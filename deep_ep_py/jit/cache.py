@@ -9,12 +9,12 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from deep_ep_py.jit.compiler import OPTIONS, CompiledKernel, compile_kernel, include_root, nvrtc_version, source_of
+from deep_ep_py.core.sources import sources_hash
+from deep_ep_py.jit.compiler import OPTIONS, CompiledKernel, compile_kernel, nvrtc_version, source_of
 from deep_ep_py.jit.registry import Kernel, Shape
 from deep_ep_py.jit.resources import Resources
 
@@ -24,7 +24,6 @@ FOLDER_VARIABLE = "DEEP_EP_CACHE_DIR"
 Compile = Callable[[Kernel, Shape, str], CompiledKernel]
 
 # Kernels include only headers from these folders; the rest of csrc/ does not affect them.
-_DEVICE_FOLDERS = ("wire", "device", "fabric", "kernels")
 _SUFFIX = ".kernel"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -135,7 +134,7 @@ class KernelCache:
     def path(self, kernel: Kernel, shape: Shape, architecture: str) -> Path:
         """Return the path of a kernel's file, which need not exist."""
         program = (source_of(kernel, shape, architecture), kernel.expression_for(shape))
-        parts = (_sources_hash(include_root()), *program, architecture, json.dumps(OPTIONS), nvrtc_version())
+        parts = (sources_hash(), *program, architecture, json.dumps(OPTIONS), nvrtc_version())
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         return self.folder / f"{kernel.name}-{architecture}-{key}{_SUFFIX}"
 
@@ -153,17 +152,6 @@ class KernelCache:
                 return compiled
         except Timeout:
             return None
-
-
-@cache
-def _sources_hash(root: Path) -> str:
-    """Hash all headers that kernels may include. Done once per process, so later changes go unnoticed."""
-    digest = hashlib.sha256()
-    for folder in _DEVICE_FOLDERS:
-        for path in sorted((root / folder).rglob("*.h")):
-            digest.update(f"{path.relative_to(root)}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _write(path: Path, kernel: CompiledKernel) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deep_ep_py.core.sources import include_root
 from deep_ep_py.jit.registry import Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
 
@@ -57,12 +58,6 @@ class CompiledKernel:
     resources: Resources
     seconds: float
     log: str
-
-
-def include_root() -> Path:
-    """Return the folder of the C++ sources: next to the package in a checkout, inside it once installed."""
-    installed = _PACKAGE / "csrc"
-    return installed if installed.is_dir() else _PACKAGE.parent / "csrc"
 
 
 def require_nvrtc() -> None:

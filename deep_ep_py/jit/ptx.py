@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deep_ep_py.core.sources import include_root
 from deep_ep_py.jit.cache import Compile, KernelCache, default_folder
-from deep_ep_py.jit.compiler import CompiledKernel, CompileError, include_root, require_nvrtc, source_of
+from deep_ep_py.jit.compiler import CompiledKernel, CompileError, require_nvrtc, source_of
 from deep_ep_py.jit.registry import Kernel, Shape
 from deep_ep_py.jit.resources import Resources
 

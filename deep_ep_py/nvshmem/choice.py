@@ -76,7 +76,8 @@ def choose_memory(
 def _refusal(device: Device, heap: Any, masks_ranks: bool) -> str:
     """Return what is wrong with this rank's arguments; empty if nothing is."""
     if heap not in (None, OWN, NVSHMEM):
-        return f"heap={heap!r}: expected {OWN!r} or {NVSHMEM!r}, or None to choose what suits these ranks"
+        shown = arguments.describe(heap)
+        return f"heap={shown}: expected {OWN!r} or {NVSHMEM!r}, or None to choose what suits these ranks"
     if heap == NVSHMEM and getattr(device, "context", None) is None:
         return f"heap={NVSHMEM!r}: expected device='cuda', because its memory is GPU memory, not {device.torch_device}"
     if heap == NVSHMEM and masks_ranks:

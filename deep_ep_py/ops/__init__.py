@@ -1,7 +1,8 @@
 """Dispatch and combine as torch ops, with gradients and support for `torch.compile`.
 
-    name = deep_ep_py.ops.register(buffer)      # keep a reference to the Buffer received = deep_ep_py.ops.dispatch(x,
-    topk_idx, topk_weights, num_experts, name) out = deep_ep_py.ops.combine(my_experts(received), received.routes, name)
+    name = deep_ep_py.ops.register(buffer)      # keep a reference to the Buffer
+    received = deep_ep_py.ops.dispatch(x, topk_idx, topk_weights, num_experts, name)
+    out = deep_ep_py.ops.combine(my_experts(received), received.routes, name)
 
 Each op is collective, and so is its backward: the backward of a dispatch is a combine, that of a combine a dispatch
 along the same routes. All ranks of the group must call the same ops in the same order, and the same inputs must require

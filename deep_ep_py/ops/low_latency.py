@@ -1,8 +1,8 @@
 """Low-latency dispatch and combine as torch ops, for decoding under `torch.compile`. They have no gradients.
 
-    name = deep_ep_py.ops.register(buffer)      # made with low_latency_mode=True; keep a reference received =
-    low_latency_dispatch(x, topk_idx, max_tokens, num_experts, name) out = low_latency_combine(my_experts(received.x,
-    received.counts), topk_idx, topk_weights, received.routes, name)
+    name = deep_ep_py.ops.register(buffer)      # made with low_latency_mode=True; keep a reference to it
+    received = low_latency_dispatch(x, topk_idx, max_tokens, num_experts, name)
+    out = low_latency_combine(my_experts(received.x, received.counts), topk_idx, topk_weights, received.routes, name)
 
 All sizes are known before the call, so a compiler needs no unbacked sizes.
 """

@@ -7,6 +7,7 @@ import threading
 import weakref
 
 from deep_ep_py.buffer import Buffer
+from deep_ep_py.core import arguments
 
 _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary()
 _serials: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
@@ -45,16 +46,20 @@ def register(buffer: Buffer, name: str | None = None) -> str:
         Another live Buffer has the name, or no name is given and the group has none.
     """
     if not isinstance(buffer, Buffer):
-        raise TypeError(f"buffer={buffer!r}: expected a Buffer")
+        raise TypeError(f"buffer={arguments.describe(buffer)}: expected a Buffer")
     if name is None:
         name = getattr(buffer.group, "group_name", None)
     if not isinstance(name, str) or not name:
-        raise ValueError(f"name={name!r}: expected a non-empty string; a {type(buffer.group).__name__} has no name")
+        raise ValueError(
+            f"name={arguments.describe(name)}: expected a non-empty string; a {type(buffer.group).__name__} has no name"
+        )
     name = f"{name}/{buffer.group_size} ranks/{_ROUTES_VERSION}"
     with _lock:
         taken = _buffers.get(name)
         if taken is not None and taken is not buffer and taken.runtime is not None:
-            raise ValueError(f"name={name!r}: expected a name that no other Buffer of this process has")
+            raise ValueError(
+                f"name={arguments.describe(name)}: expected a name that no other Buffer of this process has"
+            )
         _buffers[name] = buffer
         if buffer not in _serials:
             _serials[buffer] = next(_next_serial)
@@ -73,8 +78,8 @@ def buffer_of(group: str) -> Buffer:
     if buffer is None:
         known = ", ".join(sorted(repr(name) for name in _buffers)) or "none"
         raise ValueError(
-            f"group={group!r}: expected the name of a live Buffer, registered by `deep_ep_py.ops.register`; "
-            f"registered: {known}"
+            f"group={arguments.describe(group)}: expected the name of a live Buffer, registered by "
+            f"`deep_ep_py.ops.register`; registered: {known}"
         )
     return buffer
 

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from deep_ep_py.jit.compiler import include_root
+from deep_ep_py.core.sources import include_root
 from deep_ep_py.profile.report import KINDS, KernelProfile
 from deep_ep_py.profile.sass import Sass
 

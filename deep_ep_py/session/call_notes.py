@@ -24,9 +24,9 @@ class Note:
     arguments: dict[str, int]
 
     @staticmethod
-    def of(call: C.Call) -> Note:
-        """Describe a call."""
-        return Note(call.generation, call.operation, call.kind, dict(call.arguments))
+    def of(call: C.Call, operation: int) -> Note:
+        """Describe a call. Reads nothing that kernels write."""
+        return Note(call.generation, operation, call.kind, dict(call.arguments))
 
 
 class Exchange(Protocol):
@@ -35,40 +35,64 @@ class Exchange(Protocol):
     seconds: float
     """How long to wait for the others' notes."""
 
-    def begin(self, call: C.Call) -> None:
-        """Note that this rank is about to wait for a call."""
+    def begin(self, call: C.Call, operation: int) -> None:
+        """Note a call that this rank has begun."""
+
+    def note_of(self, call: C.Call) -> Note | None:
+        """Return this rank's note of a call that has failed, if there is one."""
 
     def notes(self, mine: Note) -> dict[int, Note]:
         """Tell the other ranks of this rank's call; return the latest note of each rank that has told of its own."""
+
+    def leave_reason(self, why: str) -> None:
+        """Tell the other ranks why this one is about to give up."""
+
+    def reason_of(self, rank: int) -> str:
+        """Return why another rank has given up; "" if it has not said."""
 
 
 class SharedNotes:
     """An `Exchange` among ranks that are threads of one process.
 
-    Kernels of such ranks run while all of them wait, so that a rank that reports a mismatch cannot wait for another to
-    do so too: each says which call it waits for beforehand.
+    Kernels of such ranks run while all of them wait, so a rank that reports a mismatch cannot wait for another rank's
+    report. Therefore each rank leaves a note whenever it begins a call.
 
     Parameters
     ----------
     rank : int
         This rank.
-    calls : dict
-        One dict for all ranks.
+    begun, reasons : dict
+        One of each for all ranks.
     """
 
     seconds = 0.0
 
-    def __init__(self, rank: int, calls: dict[int, C.Call]) -> None:
-        self._rank, self._calls = rank, calls
+    def __init__(self, rank: int, begun: dict[int, Note], reasons: dict[int, str]) -> None:
+        self._rank, self._begun = rank, begun
+        self._reasons = reasons
 
-    def begin(self, call: C.Call) -> None:
-        """Keep the call."""
-        self._calls[self._rank] = call
+    def begin(self, call: C.Call, operation: int) -> None:
+        """Leave a note."""
+        self._begun[self._rank] = Note.of(call, operation)
+
+    def note_of(self, call: C.Call) -> Note | None:
+        """Return the note, unless another call has been begun since."""
+        mine = self._begun.get(self._rank)
+        same = mine is not None and (mine.kind, mine.arguments) == (call.kind, dict(call.arguments))
+        return mine if same else None
 
     def notes(self, mine: Note) -> dict[int, Note]:
-        """Return the calls that the others wait for, or have waited for last."""
+        """Return the others' notes."""
         del mine
-        return {rank: Note.of(call) for rank, call in self._calls.copy().items() if rank != self._rank}
+        return {rank: note for rank, note in self._begun.copy().items() if rank != self._rank}
+
+    def leave_reason(self, why: str) -> None:
+        """Keep this rank's reason."""
+        self._reasons[self._rank] = why
+
+    def reason_of(self, rank: int) -> str:
+        """Return another rank's reason."""
+        return self._reasons.get(rank, "")
 
 
 class SentNotes:
@@ -86,22 +110,35 @@ class SentNotes:
         self._connections = connections
         self._left: Note | None = None
 
-    def begin(self, call: C.Call) -> None:
+    def begin(self, call: C.Call, operation: int) -> None:
         """Do nothing: notes are sent once something has failed."""
+
+    def note_of(self, call: C.Call) -> Note | None:
+        """Describe the call, whose kernels have left."""
+        return Note.of(call, call.operation)
 
     def notes(self, mine: Note) -> dict[int, Note]:
         """Send this rank's note, once, and return the others'."""
         if self._left != mine:
             self._left = mine
-            self._connections.leave_note(asdict(mine))
-        return {rank: Note(**note) for rank, note in self._connections.notes().items()}
+            self._connections.leave_note({"call": asdict(mine)})
+        return {rank: Note(**note["call"]) for rank, note in self._connections.notes().items() if "call" in note}
+
+    def leave_reason(self, why: str) -> None:
+        """Send this rank's reason."""
+        self._connections.leave_note({"reason": why})
+
+    def reason_of(self, rank: int) -> str:
+        """Return another rank's reason."""
+        return str(self._connections.notes().get(rank, {}).get("reason", ""))
 
 
 def exchange_among(bootstrap: Bootstrap) -> Exchange:
     """Return what passes notes between the ranks of a Buffer. Collective among ranks that are threads."""
     if isinstance(bootstrap, Connections):
         return SentNotes(bootstrap)
-    return SharedNotes(bootstrap.rank, bootstrap.all_gather({})[0])
+    begun, reasons = bootstrap.all_gather(({}, {}))[0]
+    return SharedNotes(bootstrap.rank, begun, reasons)
 
 
 def mismatch_text(exchange: Exchange, call: C.Call, rank: int, others: set[int]) -> str:
@@ -118,7 +155,9 @@ def mismatch_text(exchange: Exchange, call: C.Call, rank: int, others: set[int])
     others : set of int
         The ranks that take part.
     """
-    mine = Note.of(call)
+    mine = exchange.note_of(call)
+    if mine is None:
+        return ""
     deadline = time.monotonic() + exchange.seconds
     while True:
         said = exchange.notes(mine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +19,10 @@ from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core import choices
 from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.core.logs import OperationLog
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Device
-from deep_ep_py.errors import DeepEPError
+from deep_ep_py.errors import DeepEPError, brief
 from deep_ep_py.session.call_notes import exchange_among, mismatch_text
 from deep_ep_py.session.driver import Driver
 from deep_ep_py.session.failures import error_of
@@ -122,6 +124,7 @@ class Engine:
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))
         self._notes = exchange_among(bootstrap)
+        self.log = OperationLog(self.rank, device.asynchronous)
         self._runtime: C.Runtime | None = None
         self._needs, self.masks_ranks = needs, masks_ranks
         self.stats = dict.fromkeys(("operations", *needs.stats), 0)
@@ -309,12 +312,15 @@ class Engine:
             self._on_their_way.append(launched)
         del self._open[operation]
         if event is not None:
+            self.log.end(operation)
             return EventOverlap(event)
         if streams.async_finish:
+            self.log.end(operation)
             if self._driver is not None:
                 launched.driven = self._driver.drive("wait", call=call)
             return EventOverlap(EventHandle(until=partial(self._await_end, launched)))
         self._await_end(launched)
+        self.log.end(operation)
         return EventOverlap(EventHandle())
 
     def _await_end(self, launched: _OnItsWay) -> None:
@@ -367,8 +373,6 @@ class Engine:
 
     def _run(self, job: str, **what: Any) -> bool:
         """Make one of the runtime's waits, named by its method. Returns its result, if any."""
-        if (call := what.get("call")) is not None:
-            self._notes.begin(call)
         if self._driver is None:
             return bool(getattr(self.runtime, job)(**what))
         return self._driver.run(job, **what)
@@ -452,7 +456,9 @@ class Engine:
             return
         self.check_whole()
         call = self._where_it_began(call)
-        self._broken = error_of(call, self.rank, self.runtime, self._process_of, self._differences)
+        self._broken = error_of(
+            call, self.rank, self.runtime, self._process_of, self._differences, self._notes.reason_of
+        )
         self.runtime.note_told()
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
@@ -460,6 +466,10 @@ class Engine:
             self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
         self._results_told = True
         raise self._broken  # a local reference would keep its frames alive until a garbage collection
+
+    def note_call(self, call: C.Call, operation: int) -> None:
+        """Note the call of an operation, so that other ranks' errors can quote its arguments."""
+        self._notes.begin(call, operation)
 
     def _differences(self, call: C.Call) -> str:
         """Return how this call and the other ranks' calls differ, as far as they say so."""
@@ -485,10 +495,12 @@ class Engine:
             return
         if self._runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
+            self._notes.leave_reason(why)  # first, so that it is there when the others are notified
             self._runtime.abort(C.EXCEPTION)
 
     def _end_with_process(self) -> None:
-        self.break_off("the process exits with calls in flight")
+        error = getattr(sys, "last_value", None)  # what ends the program, if an exception does
+        self.break_off("the process exits with calls in flight" + (f", after {brief(error)}" if error else ""))
 
     def _stop_kernels(self, seconds: float) -> bool:
         """Stop this rank's kernels, and the driver's thread that waits for them. Returns whether both have stopped."""
@@ -544,7 +556,9 @@ class Engine:
         for call in calls:
             if call.failure.reason != 0:
                 began = self._where_it_began(call)
-                why = error_of(began, self.rank, self.runtime, self._process_of, self._differences)
+                why = error_of(
+                    began, self.rank, self.runtime, self._process_of, self._differences, self._notes.reason_of
+                )
                 _log.warning("rank %d: recover: results that no check has covered are void: %s", self.rank, why)
                 break
         self._results_told = True

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deep_ep_py.errors import brief
+
 if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
@@ -41,7 +43,7 @@ class TellingOthers:
             self._tell(error)
 
     def _tell(self, error: BaseException) -> None:
-        self._engine.break_off(f"{self._kind} raised {error!r}")
+        self._engine.break_off(f"{self._kind} raised {brief(error)}")
 
 
 class Opening(TellingOthers):
@@ -64,7 +66,9 @@ class Opening(TellingOthers):
     def __enter__(self) -> int:  # type: ignore[override]
         """Return the operation's number."""
         try:
-            return self._engine.issue(self._tensors)
+            operation = self._engine.issue(self._tensors)
+            self._engine.log.begin(operation, self._kind)
+            return operation
         except BaseException as error:  # an interrupt: `__exit__` is not called if `__enter__` raises
             self._tell(error)
             raise

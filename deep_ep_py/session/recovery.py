@@ -24,7 +24,7 @@ def mask_of(ranks: Iterable[int], own: int, size: int) -> int:
     try:
         given = list(ranks)
     except TypeError:
-        raise TypeError(f"mask={ranks!r}: expected the ranks to leave out, such as [3]") from None
+        raise TypeError(f"mask={arguments.describe(ranks)}: expected the ranks to leave out, such as [3]") from None
     mask = 0
     for rank in given:
         if arguments.integer("a rank of mask", rank, 0, size - 1) == own:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from deep_ep_py.core import arguments
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import PeerFailed, SimtError
 from deep_ep_py.testing.free_ranks import FreeWorld, add_note, run_free
@@ -199,7 +200,7 @@ def run_ranks(
         attribute `rank_exceptions` has all exceptions by rank.
     """
     if not callable(fn):
-        raise TypeError(f"fn={fn!r}: expected a function of a ThreadGroup")
+        raise TypeError(f"fn={arguments.describe(fn)}: expected a function of a ThreadGroup")
     if one_launch and torch.device(device).type == "cpu":
         raise ValueError(f"one_launch=True: expected device='cuda', not {device!r}")
     if torch.device(device).type != "cpu":

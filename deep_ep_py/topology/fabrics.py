@@ -93,7 +93,7 @@ class Choice:
                 shared = 1
         if ranks % shared:
             raise ValueError(f"{name}={shared}: expected a divisor of the {ranks} ranks: all nodes have the same size")
-        return Choice(fabrics, shared, f"{source}={fabric!r}")
+        return Choice(fabrics, shared, f"{source}={arguments.describe(fabric)}")
 
 
 def in_words(text: str) -> str | list[str]:
@@ -121,22 +121,23 @@ def check_fabric(source: str, fabric: Any, offered: Sequence[str], where: str) -
         The value is invalid; the message names the source.
     """
     several = not isinstance(fabric, str)
+    shown = f"{source}={arguments.describe(fabric)}"
     if several and not isinstance(fabric, Sequence):
-        raise TypeError(f"{source}={fabric!r}: expected the name of a fabric, or a list of names")
+        raise TypeError(f"{shown}: expected the name of a fabric, or a list of names")
     if not fabric:
-        raise ValueError(f"{source}={fabric!r}: expected at least one name")
+        raise ValueError(f"{shown}: expected at least one name")
     names = [*fabric] if several else [fabric]
     for name in names:
         if name not in offered:
             known = ", ".join(each for each in offered if each not in (WEAK, MIXED))  # these are for tests
             hint = "; several go in a list" if "," in str(name) else ""
-            raise ValueError(f"{source}={fabric!r}: expected {'some' if several else 'one'} of {known} {where}{hint}")
+            raise ValueError(f"{shown}: expected {'some' if several else 'one'} of {known} {where}{hint}")
     if MIXED in names and several:
-        raise ValueError(f"{source}={fabric!r}: expected {MIXED!r} by itself, because it stands for two others")
+        raise ValueError(f"{shown}: expected {MIXED!r} by itself, because it stands for two others")
     if len(set(names)) < len(names):
-        raise ValueError(f"{source}={fabric!r}: expected each name once")
+        raise ValueError(f"{shown}: expected each name once")
     if PEER in names[1:]:
-        raise ValueError(f"{source}={fabric!r}: expected {PEER!r} first or not at all: ranks of a node share memory")
+        raise ValueError(f"{shown}: expected {PEER!r} first or not at all: ranks of a node share memory")
 
 
 def _ranks_of_machine(machines: Sequence[int]) -> int:

@@ -43,9 +43,9 @@ class Link:
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"link.{name}={value!r}: expected a number")
+                raise TypeError(f"link.{name}={arguments.describe(value)}: expected a number")
             if not least <= value <= most:
-                raise ValueError(f"link.{name}={value!r}: expected {least:g} to {most:g}")
+                raise ValueError(f"link.{name}={arguments.describe(value)}: expected {least:g} to {most:g}")
         arguments.flag("link.rails", self.rails)
 
     @property

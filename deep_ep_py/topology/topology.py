@@ -209,9 +209,9 @@ class Topology:
         choice = Choice.of(device, machines, fabric, ranks_per_node, symmetric is not None)
         per_node = choice.ranks_per_node
         if nic is not None and not isinstance(nic, NicOptions):
-            raise TypeError(f"nic={nic!r}: expected a NicOptions")
+            raise TypeError(f"nic={arguments.describe(nic)}: expected a NicOptions")
         if link is not None and not isinstance(link, Link):
-            raise TypeError(f"link={link!r}: expected a Link")
+            raise TypeError(f"link={arguments.describe(link)}: expected a Link")
         several = per_node < ranks
         apart = apart or Apart()
         split = apart.inside_a_node(per_node) if several else None

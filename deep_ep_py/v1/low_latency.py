@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep_ep_py.core import arguments
-from deep_ep_py.core.events import EventOverlap
 from deep_ep_py.core.native import C
+from deep_ep_py.core.one_thread import by_one_thread
+from deep_ep_py.core.results import LowLatencyCombined, LowLatencyDispatched
 from deep_ep_py.modes.low_latency import operations
 from deep_ep_py.modes.low_latency.handles import Handle, origin_of
-from deep_ep_py.modes.low_latency.operations import CombineArguments, DispatchArguments, Ending, Hook
+from deep_ep_py.modes.low_latency.operations import CombineArguments, DispatchArguments, Ending
 from deep_ep_py.modes.low_latency.plans import Plans
 from deep_ep_py.modes.low_latency.sizes import V1_MOST_TOPK, Sizes
 from deep_ep_py.modes.low_latency.views import Views
@@ -83,6 +84,7 @@ class LowLatencySurface:
             summed.buffer_bytes(num_ranks, regions, remote, logfmt=False),
         )
 
+    @by_one_thread
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -97,7 +99,7 @@ class LowLatencySurface:
         async_finish: bool = False,
         return_recv_hook: bool = False,
         topk_weights: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor, Handle, EventOverlap, Hook | None]:
+    ) -> LowLatencyDispatched:
         """Send every token to its experts, without a preceding exchange of counts.
 
         Parameters
@@ -176,9 +178,9 @@ class LowLatencySurface:
             Ending.checked(async_finish, return_recv_hook),
             topk_weights,
         )
-        packed, count, handle, event, hook = operations.dispatch(engine, self._plans(), given)
-        return packed, count, handle, event, hook
+        return LowLatencyDispatched(*operations.dispatch(engine, self._plans(), given))
 
+    @by_one_thread
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -191,7 +193,7 @@ class LowLatencySurface:
         return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+    ) -> LowLatencyCombined:
         """Send the experts' results back to the tokens' owners, and sum them with the tokens' weights.
 
         Parameters
@@ -251,7 +253,7 @@ class LowLatencySurface:
         given = CombineArguments(
             x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, ending, out, combine_wait_recv_cost_stats
         )
-        return operations.combine(engine, self._plans(), self._views(), given)
+        return LowLatencyCombined(*operations.combine(engine, self._plans(), self._views(), given))
 
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """Return memory for the experts' results, for the next combine of this dispatch with `zero_copy=True`.

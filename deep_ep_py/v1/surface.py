@@ -120,7 +120,7 @@ class V1Surface(LowLatencySurface, MaskSurface):
         """
         self._engine.check_usable()
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype={dtype!r}: expected a torch.dtype")
+            raise TypeError(f"dtype={arguments.describe(dtype)}: expected a torch.dtype")
         if arguments.flag("use_rdma_buffer", use_rdma_buffer) and not self.low_latency_mode:
             raise ValueError("use_rdma_buffer=True: expected a Buffer that was made with low_latency_mode=True")
         memory: torch.Tensor = self._engine.region_memory()

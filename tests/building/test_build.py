@@ -74,7 +74,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
 
 
 def test_an_optional_header_that_is_installed_later(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As README says: install the package, then build the library again, which now finds the header it lacked."""
+    """Install the package, then build the library again, which now finds the header it lacked (docs/nodes.md)."""
     monkeypatch.setattr(native_build, "LIBFABRIC_HEADER", "installed/later.h")
     monkeypatch.setenv("CPATH", str(tree.root / "include"))
     (tree.root / "csrc/host/answer.cpp").unlink()

@@ -16,6 +16,7 @@ from rich.console import Console
 from builds import LONG
 from deep_ep_py.cli.compile import command
 from deep_ep_py.core.native import C
+from deep_ep_py.core.sources import include_root
 from deep_ep_py.device.cuda import bulk_copies
 from deep_ep_py.jit import (
     GATHERED,
@@ -30,7 +31,6 @@ from deep_ep_py.jit import (
     has_bulk_copies,
     require_nvrtc,
 )
-from deep_ep_py.jit.compiler import include_root
 from deep_ep_py.jit.ptx import compile_ptx
 from deep_ep_py.jit.report import Outcome, as_table
 from places import DATA

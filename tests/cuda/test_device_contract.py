@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.jit.compiler import include_root
+from deep_ep_py.core.sources import include_root
 from places import DATA
 
 pytestmark = pytest.mark.once

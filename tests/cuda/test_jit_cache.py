@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deep_ep_py.core import sources as sources_module
 from deep_ep_py.jit import KERNELS, CompiledKernel, Kernel, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
 from deep_ep_py.jit import cache as cache_module
 from deep_ep_py.jit.compiler import compile_kernel
@@ -79,7 +80,7 @@ def test_what_makes_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def path_with(text: str) -> Path:
         header.write_text(text)
-        cache_module._sources_hash.cache_clear()
+        sources_module.sources_hash.cache_clear()
         return kernels.path(KERNELS["layout"], SHAPE, ARCH)
 
     first = kernels.path(KERNELS["layout"], SHAPE, ARCH)
@@ -95,9 +96,9 @@ def test_what_makes_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         patch.setattr(cache_module, "nvrtc_version", lambda: "99.9")
         others.add(kernels.path(KERNELS["layout"], SHAPE, ARCH))
     with monkeypatch.context() as patch:
-        patch.setattr(cache_module, "include_root", lambda: sources)
+        patch.setattr(sources_module, "include_root", lambda: sources)
         others |= {path_with("one"), path_with("another")}
-    cache_module._sources_hash.cache_clear()
+    sources_module.sources_hash.cache_clear()
     assert first not in others and len(others) == 7
     assert kernels.path(KERNELS["layout"], SHAPE, ARCH) == first
 

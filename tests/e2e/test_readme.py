@@ -1,4 +1,4 @@
-"""The examples in the README work."""
+"""The examples in the README and the other documents work."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from places import ROOT
 
 pytestmark = pytest.mark.once
 
-README = ROOT / "README.md"
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
 def snippet(marker: str) -> str:
-    (found,) = [code for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if marker in code]
+    """Return the only Python example in all documents that contains `marker`."""
+    texts = [path.read_text() for path in DOCUMENTS]
+    examples = [code for text in texts for code in re.findall(r"```python\n(.*?)```", text, re.S)]
+    (found,) = [code for code in examples if marker in code]
     return found
 
 

@@ -52,6 +52,18 @@ def another_version(rank: int) -> None:
     start.__version__ = own
 
 
+def another_user(rank: int) -> None:
+    own, user = start.user_number, start.user_number()
+    if rank == 1:
+        start.user_number = lambda: user + 1
+    found = f"it is {user} on rank 0; {user + 1} on rank 1"
+    with pytest.raises(
+        ValueError, match=f"user={user + rank} on rank {rank}: expected the same on all ranks of a machine, {found}"
+    ):
+        make()
+    start.user_number = own
+
+
 def a_wrong_argument(rank: int) -> None:
     with pytest.raises(
         ValueError, match="num_nvl_bytes=100: expected a multiple of 128" if rank else "rank 1: num_nvl"
@@ -72,7 +84,7 @@ def different_calls(rank: int) -> None:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    for fail in (a_wrong_argument, another_version, different_calls, no_thread_for_it):
+    for fail in (a_wrong_argument, another_user, another_version, different_calls, no_thread_for_it):
         fail(dist.get_rank())
         dist.barrier()
         with make() as buffer:

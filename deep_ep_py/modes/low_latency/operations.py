@@ -117,6 +117,7 @@ def _end(
     handle: tuple[torch.Tensor, ...] = (),
 ) -> tuple[EventOverlap, Hook | None]:
     """End a call whose kernels are launched, or its sending half. For `handle`, see `Engine.end_operation`."""
+    engine.note_call(call, operation)
     if not ending.return_recv_hook:
         return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish), handle), None
     hook = ReceiveHook(engine, _Rest(engine, call, operation, published, handle))
@@ -221,6 +222,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
             _blocks(engine, tokens, sizes),
             _forward_blocks(engine, tokens, sizes),
         )
+        engine.log.moved(operation, "tokens sent", tokens, sizes.hidden * _ROW_TYPES[0].itemsize, "low latency")
         event, hook = _end(engine, call, operation, given.ending)
     engine.stats["low_latency_dispatches"] += 1
     packed = recv_x if recv_scales is None else (recv_x, _by_rows(recv_scales, recv_x.shape[1]))
@@ -393,6 +395,7 @@ def combine(
             _blocks(engine, tokens, sizes),
             _forward_blocks(engine, tokens, sizes),
         )
+        engine.log.moved(operation, "tokens combined", tokens, sizes.hidden * _ROW_TYPES[0].itemsize, "low latency")
         event, hook = _end(engine, call, operation, given.ending, publish, (src_info, ranges, origin.places))
     if view is not None and hook is None:
         view.event = event

@@ -38,6 +38,7 @@ class _Pending:
 
     def __post_init__(self) -> None:
         self.generation = self.engine.generation
+        self.engine.note_call(self.call, self.operation)
 
     def finish(self) -> tuple[Any, ...]:
         """Do the rest of the operation and wait for it."""
@@ -217,8 +218,10 @@ class PendingDispatch(_Pending):
             else [(rows + align - 1) // align * align for rows in C.normal.rows_per_expert(call)]
         )
         kept = () if self.handle is None else self.handle.tensors()
+        path = "direct" if direct else "rounds"
+        engine.log.moved(self.operation, "rows received", count, self.rows.row_bytes, path)
         event = engine.end_operation(call, self.operation, self.streams, kept)
-        engine.stats["direct" if direct else "rounds"] += 1
+        engine.stats[path] += 1
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         if recv_source is None:
             return received.given(), None, None, None, None, event
@@ -319,8 +322,10 @@ class PendingCombine(_Pending):
             publish=engine.pulls,
             blocks=self.blocks,
         )
+        path = "direct" if direct else "rounds"
+        engine.log.moved(self.operation, "rows returned", handle.rows, self.sizes.row_bytes, path)
         event = engine.end_operation(self.call, self.operation, self.streams, handle.tensors())
-        engine.stats["direct" if direct else "rounds"] += 1
+        engine.stats[path] += 1
         engine.stats["combines"] += 1
         engine.stats["copied"] += x is not self.x
         return combined_x, combined_weights, event
