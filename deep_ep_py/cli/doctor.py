@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from deep_ep_py.core.files import write_json
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.examine import examine
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Verdict, worst
 from deep_ep_py.doctor.job import Job, Machine, examine_job, is_one_of_several
 from deep_ep_py.doctor.printed import print_job

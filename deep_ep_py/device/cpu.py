@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
+from deep_ep_py.core.cgroups import memory_limit
 from deep_ep_py.core.events import EventHandle
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Compiling, Shape
 from deep_ep_py.errors import DeepEPError
@@ -41,9 +43,6 @@ def _carried(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
 @cache
 def memory_bytes() -> int:
     """Return the memory that this process may use: the machine's, or its cgroup's limit if that is lower."""
-    from deep_ep_py.doctor.files import Files
-    from deep_ep_py.doctor.host import memory_limit
-
     limit = memory_limit(Files(Path("/"), live=True))
     return limit.bytes if limit is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

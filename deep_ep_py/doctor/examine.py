@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.findings import Section, not_read
 from deep_ep_py.doctor.gpus import gpus
 from deep_ep_py.doctor.host import host

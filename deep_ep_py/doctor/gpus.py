@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
 from deep_ep_py.doctor.host import kernel_version
 from deep_ep_py.doctor.nics import Nic, read_nics

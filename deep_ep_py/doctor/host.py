@@ -5,49 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from deep_ep_py.core.cgroups import cpu_quota, memory_limit
 from deep_ep_py.core.cpus import cpus_of
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.core.texts import size_text
-from deep_ep_py.doctor.cgroups import cpu_quota, memory_bytes
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
 
 _ENOUGH_SHM = 1 << 30
 _ENOUGH_CPUS = 2
 
 
-@dataclass(frozen=True)
-class MemoryLimit:
-    """The memory that a process may use.
-
-    Attributes
-    ----------
-    bytes : int
-        The limit.
-    of_cgroup : bool
-        Whether the process's cgroup sets the limit, as in a container; otherwise it is the memory of the machine.
-    """
-
-    bytes: int
-    of_cgroup: bool
-
-
 def host(files: Files) -> Section:
     """Describe processors and memory."""
     return Section.of("Host", _host(files))
-
-
-def memory_limit(files: Files) -> MemoryLimit | None:
-    """Return the smaller of the machine's memory and the limit of the process's cgroup; None if both are unknown."""
-    limits = []
-    total = re.search(r"^MemTotal:\s+(\d+) kB", files.text("/proc/meminfo") or "", re.MULTILINE)
-    if total:
-        limits.append(MemoryLimit(int(total[1]) << 10, of_cgroup=False))
-    given = memory_bytes(files) if files.live else None
-    if given is not None:
-        limits.append(MemoryLimit(given, of_cgroup=True))
-    return min(limits, key=lambda limit: limit.bytes, default=None)
 
 
 def kernel_version(files: Files) -> tuple[int, int] | None:

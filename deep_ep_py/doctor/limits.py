@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from deep_ep_py.core.cgroups import memory_limit
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.core.texts import size_text
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, not_read
-from deep_ep_py.doctor.host import memory_limit
 
 _ENOUGH_FILES = 4096
 """A rank has a socket and a few descriptors per rank of its machine, and a socket per rank of other machines."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
 from deep_ep_py.doctor.nics import Link, Nic, Port, read_nics
 from deep_ep_py.doctor.nvshmem import Process, settings

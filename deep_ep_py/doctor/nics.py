@@ -7,7 +7,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.pci import PciDevice, read_device
 
 IBGDA_DRIVER = "mlx5_core"

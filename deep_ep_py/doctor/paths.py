@@ -10,8 +10,8 @@ import torch
 
 from deep_ep_py.bootstrap.machines import own_address
 from deep_ep_py.core.environment import PROVIDER
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.core.native import C
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
 from deep_ep_py.doctor.posting import posting
 from deep_ep_py.doctor.software import has_nvshmem4py

@@ -6,7 +6,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 
 NVIDIA, MELLANOX = 0x10DE, 0x15B3
 _DEVICES = "/sys/bus/pci/devices"

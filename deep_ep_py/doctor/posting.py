@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.driver import NO_ORDERING, DriverFacts, DriverUnavailableError, read_driver
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Verdict, count
 from deep_ep_py.doctor.gpus import connectx_to_memory, doorbells
 from deep_ep_py.doctor.nics import Nic, read_nics

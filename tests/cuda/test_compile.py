@@ -220,7 +220,7 @@ def test_command_writes_a_report(tmp_path: Path) -> None:
     ]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
-    assert "registers" in result.output
+    assert "regs" in result.output and max(map(len, result.output.splitlines()[:10])) <= 80
     entries = json.loads(report.read_text())["kernels"]
     assert [(entry["kernel"], entry["arch"], entry["compiled"]) for entry in entries] == [
         ("layout", "sm_90a", True),
@@ -243,14 +243,23 @@ def test_command_fills_the_cache(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.kernel")) == [made] and made.stat().st_mtime_ns == before
 
 
-def test_command_fails_when_a_kernel_does(tmp_path: Path) -> None:
+def test_command_fails_when_a_kernel_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise CompileError("layout for sm_90a: no such instruction")
+
     report = tmp_path / "report.json"
-    result = CliRunner().invoke(command, ["--kernel", "layout", "--arch", "sm_42", "--json", str(report)])
+    monkeypatch.setattr(KernelCache, "get", refuse)
+    result = CliRunner().invoke(command, ["--kernel", "layout", "--arch", "sm_90a", "--json", str(report)])
     assert result.exit_code == 1
-    assert "invalid value for --gpu-architecture" in result.output
+    assert "does not compile" in result.output and "no such instruction" in result.output
     (entry,) = json.loads(report.read_text())["kernels"]
     assert entry["compiled"] is False
-    assert "--gpu-architecture" in entry["error"]
+    assert "no such instruction" in entry["error"]
+
+
+def test_command_names_the_architectures() -> None:
+    result = CliRunner().invoke(command, ["--kernel", "layout", "--arch", "sm_42"])
+    assert result.exit_code == 2 and "'sm_42': expected one of sm_75, " in result.output, result.output
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "--kernel", "layout"], ["--all", "--hidden", "7"]])

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from deep_ep_py.cli.doctor import command
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, count, worst
 from deep_ep_py.doctor.gpus import gpus
 from deep_ep_py.doctor.host import host

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.driver import NO_ORDERING, OWNER_ORDERING, DriverFacts, DriverGpu, DriverUnavailableError
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
 from deep_ep_py.doctor.posting import posting
 from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, INSTALL

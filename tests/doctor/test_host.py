@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.doctor.cgroups import cpu_quota
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.cgroups import cpu_quota, memory_limit
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.findings import Verdict
-from deep_ep_py.doctor.host import host, memory_limit
+from deep_ep_py.doctor.host import host
 from deep_ep_py.doctor.limits import limits
 from machine_trees import ALL_IDS, Tree, by_name, two_gpus_and_nics
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.findings import Finding, Verdict
 from deep_ep_py.doctor.network import network
 from deep_ep_py.doctor.nics import read_nics

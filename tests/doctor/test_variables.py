@@ -9,8 +9,8 @@ import pytest
 
 from deep_ep_py.core.choices import COMBINE, COPIES, LAUNCH
 from deep_ep_py.core.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.core.native import C
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Verdict
 from deep_ep_py.doctor.paths import paths
 from deep_ep_py.doctor.variables import NEAR_PROVIDER, variables

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.driver import OWNER_ORDERING, DriverFacts, DriverGpu
-from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Section
 from deep_ep_py.doctor.gpus import gpus
 from deep_ep_py.doctor.network import network

@@ -1,14 +1,44 @@
-"""Limits of memory and CPU time that cgroups set for this process, in both versions of the interface."""
+"""The memory and CPU time that this process may use: the machine's, and the limits of cgroups in both versions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from deep_ep_py.doctor.files import Files
+from deep_ep_py.core.machine_files import Files
 
 _ROOT = "/sys/fs/cgroup"
 _NO_LIMIT = 1 << 60
 """Without a limit, version 1 reports a number larger than any memory."""
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The memory that a process may use.
+
+    Attributes
+    ----------
+    bytes : int
+        The limit.
+    of_cgroup : bool
+        Whether the process's cgroup sets the limit, as in a container; otherwise it is the memory of the machine.
+    """
+
+    bytes: int
+    of_cgroup: bool
+
+
+def memory_limit(files: Files) -> MemoryLimit | None:
+    """Return the smaller of the machine's memory and the limit of the process's cgroup; None if both are unknown."""
+    limits = []
+    total = re.search(r"^MemTotal:\s+(\d+) kB", files.text("/proc/meminfo") or "", re.MULTILINE)
+    if total:
+        limits.append(MemoryLimit(int(total[1]) << 10, of_cgroup=False))
+    given = memory_bytes(files) if files.live else None
+    if given is not None:
+        limits.append(MemoryLimit(given, of_cgroup=True))
+    return min(limits, key=lambda limit: limit.bytes, default=None)
 
 
 def memory_bytes(files: Files) -> int | None:
