@@ -170,7 +170,7 @@ class Buffer(V1Surface):
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
             # The call passed all arguments up to the communicator by position, in the order without `use_fabric`.
             use_fabric, explicitly_destroy, enable_shrink, comm = False, use_fabric, explicitly_destroy, enable_shrink
-        self._occupancy = Occupancy()
+        self._occupancy: Occupancy = {}
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
         self.group = group if group is not None else comm

@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from array import array
 from collections import defaultdict, deque
@@ -74,7 +75,9 @@ class Connections:
         self._incoming: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
         self._dropped: set[int] = set()
-        self._pieces: dict[int, deque[tuple[Piece, int]]] = defaultdict(deque)
+        # Without a descriptor where this process had too many files open to receive it.
+        self._pieces: dict[int, deque[tuple[Piece, int | None]]] = defaultdict(deque)
+        self._receiving = threading.RLock()
         # Messages of exchanges that this rank has not come to yet.
         self._early: dict[int, deque[tuple[bytes, list[int]]]] = defaultdict(deque)
         self._notes: dict[int, Any] = {}
@@ -97,7 +100,8 @@ class Connections:
             if rank in self._processes:
                 os.close(self._processes.pop(rank))
             for _, descriptor in self._pieces.pop(rank, ()):
-                os.close(descriptor)
+                if descriptor is not None:
+                    os.close(descriptor)
             for _, descriptors in self._early.pop(rank, ()):
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -209,40 +213,50 @@ class Connections:
                 received = b"", []
             if not self._keep(rank, *received):
                 raise DeepEPError(f"rank {self.rank}: rank {rank} has announced memory that it has not handed over")
-        return self._pieces[rank][0]
+        piece, descriptor = self._pieces[rank][0]
+        return piece, self._received(rank, [] if descriptor is None else [descriptor])
 
     def drop_piece(self, rank: int) -> None:
         """Close the piece that `next_piece` returned, and advance to the next."""
-        os.close(self._pieces[rank].popleft()[1])
+        _, descriptor = self._pieces[rank].popleft()
+        if descriptor is not None:
+            os.close(descriptor)
 
-    def leave_note(self, value: Any) -> None:
-        """Send a value to every other rank on this machine, for its `notes`. Never waits: a rank may miss the note."""
+    def leave_note(self, value: dict[str, Any]) -> None:
+        """Send values to every other rank on this machine, for its `notes`. Never waits: a rank may miss them."""
         message = _NOTE + json.dumps(value).encode()
         for connection in self._outgoing.values():
             with suppress(OSError):  # the rank has ended
                 _send_to(connection, message, [])
 
-    def notes(self) -> dict[int, Any]:
-        """Return the latest value that each other rank on this machine has left, by rank. Never waits."""
-        for rank, connection in self._incoming.items():
-            with suppress(OSError):  # there are no more messages
-                while not self._early[rank]:
-                    message, descriptors = _receive_from(connection)
-                    if not message:
-                        break  # the rank has ended
-                    if not self._keep(rank, message, descriptors):
-                        self._early[rank].append((message, descriptors))
-        return dict(self._notes)
+    def notes(self) -> dict[int, dict[str, Any]]:
+        """Return the latest value of each name that the other ranks on this machine have left, by rank. Never waits."""
+        if self._receiving.acquire(blocking=False):  # otherwise another thread is in an exchange, and takes them in
+            try:
+                for rank, connection in self._incoming.items():
+                    self._take_in(rank, connection)
+            finally:
+                self._receiving.release()
+        return {rank: dict(values) for rank, values in self._notes.copy().items()}
+
+    def _take_in(self, rank: int, connection: socket.socket) -> None:
+        with suppress(OSError):  # there are no more messages
+            while not self._early[rank]:
+                message, descriptors = _receive_from(connection)
+                if not message:
+                    return  # the rank has ended
+                if not self._keep(rank, message, descriptors):
+                    self._early[rank].append((message, descriptors))
 
     def _keep(self, rank: int, message: bytes, descriptors: list[int]) -> bool:
         """Keep a message that no exchange awaits. Returns False if it is of an exchange."""
         if message.startswith(_NOTE):
-            self._notes[rank] = json.loads(message.removeprefix(_NOTE))
+            self._notes.setdefault(rank, {}).update(json.loads(message.removeprefix(_NOTE)))
             return True
         if not message.startswith(_PIECE):
             return False
         _, offset, size = struct.unpack(_PIECE_FORMAT, message)
-        self._pieces[rank].append(((offset, size), self._received(rank, descriptors)))
+        self._pieces[rank].append(((offset, size), descriptors[0] if descriptors else None))
         return True
 
     def _received(self, rank: int, descriptors: list[int]) -> int:
@@ -264,7 +278,12 @@ class Connections:
 
     def _receive(self, far: Iterable[int] = ()) -> Iterator[tuple[int, bytes, list[int]]]:
         """Yield one message from each other rank on this machine, and from the `far` ranks, as they arrive."""
-        missing, far_missing = dict(self._incoming), set(far)
+        with self._receiving:
+            yield from self._receive_each(dict(self._incoming), set(far))
+
+    def _receive_each(
+        self, missing: dict[int, socket.socket], far_missing: set[int]
+    ) -> Iterator[tuple[int, bytes, list[int]]]:
         deadline = time.monotonic() + EXCHANGE_SECONDS
         for rank in [rank for rank in missing if self._early[rank]]:
             del missing[rank]

@@ -12,14 +12,8 @@ from deep_ep_py.errors import DeepEPError
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class Occupancy:
-    """Which thread is inside a call of a Buffer, and in which one."""
-
-    __slots__ = ("call", "lock", "thread")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.thread, self.call = 0, ""
+Occupancy = dict[str, tuple[int, str]]
+"""Under "inside": the thread that is inside a call of a Buffer, and the call. Empty if there is none."""
 
 
 def by_one_thread(method: _Method) -> _Method:
@@ -32,16 +26,20 @@ def by_one_thread(method: _Method) -> _Method:
     @wraps(method)
     def guarded(self: Any, *args: Any, **options: Any) -> Any:
         occupancy: Occupancy = self._occupancy
-        if not occupancy.lock.acquire(blocking=False):
-            if occupancy.thread == threading.get_ident():  # for example in a signal handler
-                return method(self, *args, **options)
-            names = {thread.ident: thread.name for thread in threading.enumerate()}
-            inside = f"thread {names.get(occupancy.thread, occupancy.thread)!r} is inside {occupancy.call}"
-            raise DeepEPError(f"{method.__name__}: {inside} of this Buffer, which serves one thread at a time")
-        occupancy.thread, occupancy.call = threading.get_ident(), method.__name__
-        try:
+        mine = (threading.get_ident(), method.__name__)
+        try:  # an interrupt may come after any line, and must not leave the Buffer occupied
+            holder = occupancy.setdefault("inside", mine)
+            if holder is not mine and holder[0] != mine[0]:  # of the same thread: for example in a signal handler
+                self._engine.check_process()
+                raise DeepEPError(f"{mine[1]}: {_described(holder)} of this Buffer, which serves one thread at a time")
             return method(self, *args, **options)
         finally:
-            occupancy.lock.release()
+            if occupancy.get("inside") is mine:
+                occupancy.pop("inside", None)
 
     return cast("_Method", guarded)
+
+
+def _described(holder: tuple[int, str]) -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return f"thread {names.get(holder[0], holder[0])!r} is inside {holder[1]}"

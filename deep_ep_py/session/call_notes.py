@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
@@ -44,11 +44,14 @@ class Exchange(Protocol):
     def notes(self, mine: Note) -> dict[int, Note]:
         """Tell the other ranks of this rank's call; return the latest note of each rank that has told of its own."""
 
-    def leave_reason(self, why: str) -> None:
-        """Tell the other ranks why this one is about to give up."""
+    def leave_reason(self, why: str, generation: int) -> None:
+        """Tell the other ranks why this one is about to give up in a generation."""
 
-    def reason_of(self, rank: int) -> str:
-        """Return why another rank has given up; "" if it has not said."""
+    def reason_of(self, rank: int, generation: int) -> str:
+        """Return why another rank has given up in a generation; "" if it has not said."""
+
+    def begin_generation(self) -> None:
+        """Take in what the others have sent, so that notes never fill what carries them."""
 
 
 class SharedNotes:
@@ -67,7 +70,7 @@ class SharedNotes:
 
     seconds = 0.0
 
-    def __init__(self, rank: int, begun: dict[int, Note], reasons: dict[int, str]) -> None:
+    def __init__(self, rank: int, begun: dict[int, Note], reasons: dict[int, tuple[int, str]]) -> None:
         self._rank, self._begun = rank, begun
         self._reasons = reasons
 
@@ -86,17 +89,24 @@ class SharedNotes:
         del mine
         return {rank: note for rank, note in self._begun.copy().items() if rank != self._rank}
 
-    def leave_reason(self, why: str) -> None:
+    def leave_reason(self, why: str, generation: int) -> None:
         """Keep this rank's reason."""
-        self._reasons[self._rank] = why
+        self._reasons[self._rank] = generation, why
 
-    def reason_of(self, rank: int) -> str:
+    def reason_of(self, rank: int, generation: int) -> str:
         """Return another rank's reason."""
-        return self._reasons.get(rank, "")
+        said, why = self._reasons.get(rank, (0, ""))
+        return why if said == generation else ""
+
+    def begin_generation(self) -> None:
+        """Do nothing: notes take no room."""
 
 
 class SentNotes:
     """An `Exchange` among processes.
+
+    A rank sends at most one note of each kind in a generation, and reads all that have come when a generation begins:
+    so they never fill the sockets, which later exchanges use too.
 
     Parameters
     ----------
@@ -108,7 +118,7 @@ class SentNotes:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._left: Note | None = None
+        self._left: set[tuple[str, int]] = set()
 
     def begin(self, call: C.Call, operation: int) -> None:
         """Do nothing: notes are sent once something has failed."""
@@ -119,18 +129,26 @@ class SentNotes:
 
     def notes(self, mine: Note) -> dict[int, Note]:
         """Send this rank's note, once, and return the others'."""
-        if self._left != mine:
-            self._left = mine
-            self._connections.leave_note({"call": asdict(mine)})
+        self._leave("call", mine.generation, asdict(mine))
         return {rank: Note(**note["call"]) for rank, note in self._connections.notes().items() if "call" in note}
 
-    def leave_reason(self, why: str) -> None:
+    def leave_reason(self, why: str, generation: int) -> None:
         """Send this rank's reason."""
-        self._connections.leave_note({"reason": why})
+        self._leave("reason", generation, {"generation": generation, "why": why})
 
-    def reason_of(self, rank: int) -> str:
+    def reason_of(self, rank: int, generation: int) -> str:
         """Return another rank's reason."""
-        return str(self._connections.notes().get(rank, {}).get("reason", ""))
+        said = self._connections.notes().get(rank, {}).get("reason", {})
+        return str(said["why"]) if said.get("generation") == generation else ""
+
+    def begin_generation(self) -> None:
+        """Read what has come."""
+        self._connections.notes()
+
+    def _leave(self, kind: str, generation: int, value: dict[str, Any]) -> None:
+        if (kind, generation) not in self._left:
+            self._left = {one for one in self._left if one[1] == generation} | {(kind, generation)}
+            self._connections.leave_note({kind: value})
 
 
 def exchange_among(bootstrap: Bootstrap) -> Exchange:

@@ -495,8 +495,10 @@ class Engine:
             return
         if self._runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
-            self._notes.leave_reason(why)  # first, so that it is there when the others are notified
-            self._runtime.abort(C.EXCEPTION)
+            try:
+                self._notes.leave_reason(why, self.generation)  # it is there when the others are notified
+            finally:  # an interrupt must not keep the others waiting
+                self._runtime.abort(C.EXCEPTION)
 
     def _end_with_process(self) -> None:
         error = getattr(sys, "last_value", None)  # what ends the program, if an exception does
@@ -546,6 +548,7 @@ class Engine:
         self._on_their_way.clear()
         self._issued = 0
         self.generation, self.mask = self._attempts + 1, mask
+        self._notes.begin_generation()
         self._broken, self._results_told = None, False
         if isinstance(self._bootstrap, Connections):
             self._bootstrap.drop(ranks_of(self.mask))
@@ -604,6 +607,7 @@ class Engine:
                 well = not self._open and self._broken is None
                 # Kernels of operations that were begun and never ended, or that failed, may still use the held tensors.
                 if self._open and self._broken is None:
+                    self._notes.leave_reason("the Buffer was destroyed with operations in flight", self.generation)
                     runtime.abort(C.EXCEPTION)
                 if self._captured:  # replays are not the runtime's launches
                     self.device.synchronize()

@@ -15,7 +15,7 @@ def error_of(
     runtime: C.Runtime,
     process_of: Callable[[int], str],
     differences: Callable[[C.Call], str],
-    reason_of: Callable[[int], str],
+    reason_of: Callable[[int, int], str],
 ) -> DeepEPError:
     """Return the exception for a call that failed on this rank.
 
@@ -32,7 +32,7 @@ def error_of(
     differences : callable
         Returns how the call differs from the other ranks' calls; "" if they do not say.
     reason_of : callable
-        Returns why another rank has given up by an exception; "" if it has not said.
+        Returns why another rank has given up in a generation; "" if it has not said.
     """
     failure = call.failure
     if failure.reason == C.TIMEOUT:
@@ -46,7 +46,7 @@ def error_of(
         text = f"{call.kind} does not match among the ranks, expected the same on all: {found}"
     text = text or _text(call, failure, rank, runtime, process_of)
     if failure.reason == C.ABORTED and failure.cause_reason == C.EXCEPTION and failure.cause_rank >= 0:
-        said = reason_of(failure.cause_rank)
+        said = reason_of(failure.cause_rank, call.generation)
         text += f". Rank {failure.cause_rank} said: {said}" if said else ""
     error = DeepEPError(f"rank {rank}: {text}")
     if failure.reason == C.ABORTED:

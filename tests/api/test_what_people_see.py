@@ -18,6 +18,7 @@ import deep_ep_py as deep_ep
 from cases import Case, build
 from deep_ep_py import __main__ as command_line
 from deep_ep_py.core.arguments import describe
+from deep_ep_py.core.native import C
 from deep_ep_py.device import cpu
 from deep_ep_py.errors import brief
 from deep_ep_py.testing import run_ranks
@@ -189,3 +190,47 @@ def test_a_second_thread_is_told() -> None:
             buffer.combine(received.recv_x, received.handle)
 
     run_ranks(2, on_each_rank)
+
+
+def test_an_interrupted_call_does_not_occupy_the_buffer() -> None:
+    work = build(Case("interrupted", 1, 20, hidden=264, topk=2, experts=4))
+
+    def on_each_rank(group: Any) -> None:
+        with deep_ep.Buffer(group, 1 << 20) as buffer:
+            inside = buffer._engine.device.order_after_caller
+
+            def interrupted(*args: Any) -> Any:
+                raise KeyboardInterrupt
+
+            buffer._engine.device.order_after_caller = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                buffer.dispatch(**dispatch_arguments(work, 0))
+            buffer._engine.device.order_after_caller = inside
+            buffer.recover()
+            assert not buffer._occupancy
+            buffer.dispatch(**dispatch_arguments(work, 0))
+
+    run_ranks(1, on_each_rank)
+
+
+def test_reasons_are_of_their_generation() -> None:
+    """What a rank has said before a recovery is not quoted for a later failure."""
+
+    def on_each_rank(group: Any) -> list[str]:
+        said = []
+        with deep_ep.Buffer(group, 1 << 20) as buffer:
+            for generation in (1, 2):
+                if group.rank() == 1 and generation == 1:
+                    buffer._engine.break_off("of the first generation")
+                elif group.rank() == 1:
+                    buffer._engine.runtime.abort(C.EXCEPTION)
+                with pytest.raises(deep_ep.DeepEPError) as info:
+                    work = build(Case("reasons", 2, 20, hidden=264, topk=2, experts=4))
+                    buffer.dispatch(**dispatch_arguments(work, group.rank()))
+                said.append(str(info.value))
+                buffer.recover()
+        return said
+
+    first, second = run_ranks(2, on_each_rank)[0]
+    assert "Rank 1 said: of the first generation" in first
+    assert "rank 1 raised an exception" in second and "said" not in second

@@ -82,9 +82,20 @@ def different_calls(rank: int) -> None:
             check(buffer)
 
 
+def many_recoveries(rank: int) -> None:
+    """What ranks tell each other then does not fill the sockets that later exchanges use."""
+    del rank
+    with make() as buffer:
+        for _ in range(300):
+            buffer.recover()
+            dist.barrier()
+        buffer.warmup(264, 2)
+        check(buffer)
+
+
 def main() -> None:
     dist.init_process_group("gloo")
-    for fail in (a_wrong_argument, another_user, another_version, different_calls, no_thread_for_it):
+    for fail in (a_wrong_argument, another_user, another_version, different_calls, many_recoveries, no_thread_for_it):
         fail(dist.get_rank())
         dist.barrier()
         with make() as buffer:
