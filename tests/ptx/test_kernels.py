@@ -28,6 +28,14 @@ pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a") if LONG else ("sm_90a",)
 RANKS = (1, 2, 4, 8) if LONG else (1, 2, 3, 4)
+takes_long = pytest.mark.skipif(not LONG, reason="takes long: DEEP_EP_LONG=1")
+
+
+def fabrics(ranks: int) -> tuple[str, ...]:
+    return ("peer", "ibgda", "proxy") if LONG or ranks <= 2 else ("peer", "ibgda")
+
+
+BY_RANKS = [(ranks, fabric) for ranks in RANKS for fabric in fabrics(ranks)]
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -39,14 +47,12 @@ def seeds(request: pytest.FixtureRequest) -> Iterator[range]:
     C.ptx.watch(False)
 
 
-@pytest.mark.parametrize("fabric", ["peer", "ibgda", "proxy"])
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("ranks", "fabric"), BY_RANKS)
 def test_normal_mode(seeds: range, ranks: int, fabric: str) -> None:
     normal(ranks, seeds, fabric=fabric)
 
 
-@pytest.mark.parametrize("fabric", ["peer", "ibgda", "proxy"])
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("ranks", "fabric"), BY_RANKS)
 def test_low_latency_mode(seeds: range, ranks: int, fabric: str) -> None:
     low_latency_calls(ranks, seeds, fabric=fabric)
 
@@ -66,26 +72,31 @@ def test_results_that_are_summed_at_nodes(seeds: range, ranks: int) -> None:
     summing_at_nodes(ranks, seeds, fabric="ibgda", ranks_per_node=2)
 
 
+@takes_long
 def test_rounds(seeds: range) -> None:
     """Outputs are larger than a region."""
     normal(3, seeds, num_nvl_bytes=84 << 10, fabric="peer", arena_bytes=0)
 
 
+@takes_long
 def test_full_rings_of_a_proxy(seeds: range) -> None:
     normal(2, seeds, num_nvl_bytes=104 << 10, blocks=6, fabric="proxy", nic=replace(NIC, blocks=8))
 
 
-@pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
+@pytest.mark.parametrize("fabric", ["ibgda", pytest.param("proxy", marks=takes_long)])
 def test_recovering_again_and_again(seeds: range, fabric: str) -> None:
     recovering(2, seeds, fabric=fabric, nic=NIC)
 
 
-@pytest.mark.parametrize("fabric", ["peer", "ibgda", "proxy"])
+@pytest.mark.parametrize(
+    "fabric", ["peer", pytest.param("ibgda", marks=takes_long), pytest.param("proxy", marks=takes_long)]
+)
 def test_going_on_after_a_rank_that_did_not_come(seeds: range, fabric: str) -> None:
     going_on(3, seeds, fabric=fabric)
     going_on_with_low_latency(3, seeds, fabric=fabric)
 
 
+@takes_long
 def test_going_on_over_two_hops(seeds: range) -> None:
     going_on(4, seeds, fabric="ibgda", ranks_per_node=2)
 
