@@ -100,7 +100,8 @@ class Buffer(V1Surface):
     arena_bytes : int, optional
         Shared memory for outputs, and for copies of `combine` inputs that are elsewhere. A given size is allocated at
         once. When it is full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default on a CPU: half of
-        the machine's memory, shared among its ranks, or the minimum of this over all machines; its pages cost nothing
+        the memory that the process may use (the machine's, or the limit of its cgroup if that is lower), shared among
+        the machine's ranks, or the minimum of this over all ranks; more than that memory is refused. Pages cost nothing
         until they are touched. Default on a GPU: with "ibgda" or "proxy", 64 MiB of host memory; otherwise 64 MiB at
         first, growing on demand to at most an eighth of the GPU's memory, shared likewise. After a call has found no
         room, more is available from the next dispatch on whose counts the host waits for. Calls that wait for none,

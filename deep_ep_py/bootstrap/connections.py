@@ -173,7 +173,7 @@ class Connections:
         theirs: dict[int, int] = {}
         try:
             for rank, _, descriptors in self._receive():
-                theirs[rank] = self._received(rank, descriptors)
+                theirs[rank] = self._received(rank, _first(descriptors))
         except BaseException:
             for received in theirs.values():
                 os.close(received)
@@ -214,7 +214,7 @@ class Connections:
             if not self._keep(rank, *received):
                 raise DeepEPError(f"rank {self.rank}: rank {rank} has announced memory that it has not handed over")
         piece, descriptor = self._pieces[rank][0]
-        return piece, self._received(rank, [] if descriptor is None else [descriptor])
+        return piece, self._received(rank, descriptor)
 
     def drop_piece(self, rank: int) -> None:
         """Close the piece that `next_piece` returned, and advance to the next."""
@@ -256,13 +256,13 @@ class Connections:
         if not message.startswith(_PIECE):
             return False
         _, offset, size = struct.unpack(_PIECE_FORMAT, message)
-        self._pieces[rank].append(((offset, size), descriptors[0] if descriptors else None))
+        self._pieces[rank].append(((offset, size), _first(descriptors)))
         return True
 
-    def _received(self, rank: int, descriptors: list[int]) -> int:
-        if not descriptors:  # the kernel has dropped it
+    def _received(self, rank: int, descriptor: int | None) -> int:
+        if descriptor is None:  # the kernel has dropped it
             raise DeepEPError(f"rank {self.rank}: memory of rank {rank} cannot be mapped: too many files are open")
-        return descriptors[0]
+        return descriptor
 
     def _send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         deadline = time.monotonic() + EXCHANGE_SECONDS
@@ -457,6 +457,10 @@ def _receive_from(connection: socket.socket) -> tuple[bytes, list[int]]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return message, list(descriptors)
+
+
+def _first(descriptors: list[int]) -> int | None:
+    return descriptors[0] if descriptors else None
 
 
 def _is_readable(descriptor: int | None) -> bool:

@@ -31,4 +31,4 @@ def check_writable(path: Path) -> None:
     with path.open("a"):
         pass
     if not existed:
-        path.unlink()
+        path.unlink(missing_ok=True)  # ranks under torchrun check the same file at the same time

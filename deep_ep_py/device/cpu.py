@@ -41,7 +41,7 @@ def _carried(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
 
 
 @cache
-def memory_bytes() -> int:
+def usable_memory() -> int:
     """Return the memory that this process may use: the machine's, or its cgroup's limit if that is lower."""
     limit = memory_limit(Files(Path("/"), live=True))
     return limit.bytes if limit is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -64,14 +64,14 @@ class CpuDevice:
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
         """Return half the memory that the process may use, divided by the ranks; untouched pages cost nothing."""
         del by_nics
-        share = memory_bytes() // (2 * ranks)
+        share = usable_memory() // (2 * ranks)
         return share, share
 
     def check_arena_bytes(self, arena_bytes: int) -> None:
         """Refuse more than the memory that the process may use."""
-        if arena_bytes > memory_bytes():
+        if arena_bytes > usable_memory():
             raise ValueError(
-                f"arena_bytes={arena_bytes}: expected at most {memory_bytes()}, the memory that this process may use"
+                f"arena_bytes={arena_bytes}: expected at most {usable_memory()}, the memory that this process may use"
             )
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:

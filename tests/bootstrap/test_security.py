@@ -244,7 +244,7 @@ def test_nothing_listens_once_all_have_met(apart: Apart, monkeypatch: pytest.Mon
 
 
 def test_the_secret_file_is_part_of_the_proof(apart: Apart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has read all that the process group carried, but not the file, is no rank."""
+    """A process that has read all that the process group carried, but not the file, is refused."""
     file = tmp_path / "secret"
     file.write_bytes(b"one")
     monkeypatch.setenv(SECRET, str(file))

@@ -71,13 +71,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.call = runtime.call_args(*call);
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
-    args.arguments = hash_arguments(*call, {{"row bytes", sizes.row_bytes},
-                                            {"scales per row", sizes.scales},
-                                            {"row types", sizes.types},
-                                            {"num_topk", sizes.topk},
-                                            {"bytes per top-k index", sizes.id_bytes},
-                                            {"num_experts", sizes.experts},
-                                            {"num_worst_tokens", max_rows}});
+    args.arguments = hash_of_dispatch(*call, sizes, max_rows);
     args.tokens = sizes.tokens;
     args.max_rows = max_rows;
     args.finish_later = finish_later;

@@ -19,6 +19,16 @@ wire::ChunkFormat combine_format(const Sizes& sizes) {
 
 RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
 
+uint64_t hash_of_dispatch(Call& call, const Sizes& sizes, uint32_t max_rows) {
+    return hash_arguments(call, {{"row bytes", sizes.row_bytes},
+                                 {"scales per row", sizes.scales},
+                                 {"row types", sizes.types},
+                                 {"num_topk", sizes.topk},
+                                 {"bytes per top-k index", sizes.id_bytes},
+                                 {"num_experts", sizes.experts},
+                                 {"num_worst_tokens", max_rows}});
+}
+
 Rows rows_of(const DispatchTensors& tensors, const Sizes& sizes, const wire::ChunkFormat& format) {
     Rows rows{};
     rows.x = pointer<const u8>(tensors.x);

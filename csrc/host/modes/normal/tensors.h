@@ -20,6 +20,9 @@ wire::ChunkFormat combine_format(const Sizes& sizes);
 
 RuntimeShape shape_of(const Sizes& sizes, int ranks);
 
+// The arguments on which all ranks of a dispatch must agree. `max_rows`: the fixed number of rows of outputs; 0: none.
+uint64_t hash_of_dispatch(Call& call, const Sizes& sizes, uint32_t max_rows);
+
 // The input rows of a dispatch.
 Rows rows_of(const DispatchTensors& tensors, const Sizes& sizes, const wire::ChunkFormat& format);
 
