@@ -49,6 +49,7 @@ from rich.table import Table  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25
+LAST_SECONDS = 5  # for a step that is interrupted
 # Cases with 1, 2 and 4 ranks, and in rounds, from tests/support/cases.py; those of low-latency mode are from
 # low_latency_gpu.py there.
 SANITIZED_CASES = (
@@ -149,6 +150,9 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
             result, note = ("passed", "") if code == 0 else ("failed", f"exit code {code}")
         except subprocess.TimeoutExpired:
             result, note = "too slow", f"unfinished after {step.seconds} s"
+            process.send_signal(signal.SIGINT)  # pytest then reports what has failed so far
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_SECONDS)
         finally:
             with suppress(ProcessLookupError):  # and all its children, which would keep using the GPU
                 os.killpg(process.pid, signal.SIGKILL)

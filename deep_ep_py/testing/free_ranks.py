@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from deep_ep_py.core import choices
 from deep_ep_py.device.hardware_queues import QUEUES, VARIABLE, provide_hardware_queues
 from deep_ep_py.errors import DeepEPTimeout, PeerFailed
 from deep_ep_py.testing.one_launch import OneLaunch
+from deep_ep_py.testing.ready_copies import ReadyCopies
 
 
 class FreeWorld:
@@ -89,7 +90,11 @@ def run_free(
 
     def body(rank: int) -> None:
         try:
-            with torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext():
+            with ExitStack() as contexts:
+                if torch.cuda.is_available():
+                    contexts.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+                    if n > 1 and not one_launch:
+                        contexts.enter_context(ReadyCopies())
                 results[rank] = call(world, rank)
         except BaseException as error:  # noqa: B036 - handed to the caller of run_ranks
             errors[rank] = error
