@@ -100,7 +100,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
     python = sys.executable
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     # A kernel that never ends must not take the time of all tests.
-    pytest = [python, "-m", "pytest", "-rs", "--durations=8", "--timeout=50", "--maxfail=5", "-o", "addopts="]
+    pytest = [python, "-m", "pytest", "-rs", "--durations=8", "--timeout=40", "--maxfail=5", "-o", "addopts="]
     tests, low_latency = [*pytest, "tests/gpu/test_gpu.py"], [*pytest, "tests/gpu/test_low_latency.py"]
     if quick:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure or nic or fp8"]

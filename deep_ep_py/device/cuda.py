@@ -120,9 +120,18 @@ class CudaDevice:
         return self._rates.blocks_for(moved, self.max_blocks, self._sharers)
 
     @cached_property
-    def comm_stream(self) -> torch.cuda.Stream:
-        """The stream that kernels run on."""
+    def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.ExternalStream(self._launcher.stream, device=self.torch_device)
+
+    @property
+    def comm_stream(self) -> torch.cuda.Stream:
+        """The stream that kernels run on.
+
+        Once it has been handed out, it outlives the Buffer: torch's allocator uses it when a tensor is freed that was
+        used on it (`record_stream`).
+        """
+        self._launcher.keep_stream()
+        return self._stream
 
     @cached_property
     def _pool(self) -> torch.cuda.MemPool:
@@ -246,9 +255,9 @@ class CudaDevice:
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         """Make the communication stream wait."""
         if event is not None:
-            event.wait_on(self.comm_stream)
+            event.wait_on(self._stream)
         if not on_comm_stream:
-            self.comm_stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+            self._stream.wait_stream(torch.cuda.current_stream(self.torch_device))
 
     def order_caller_after(
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
@@ -256,14 +265,14 @@ class CudaDevice:
         """Make the current stream wait, or return an event on the communication stream."""
         current = torch.cuda.current_stream(self.torch_device)
         if not async_finish:
-            current.wait_stream(self.comm_stream)
+            current.wait_stream(self._stream)
             return EventHandle()
         for tensor in tensors:
             if tensor is not None:
                 tensor.record_stream(self.comm_stream)
                 if on_comm_stream:
                     tensor.record_stream(current)
-        return EventHandle(self.comm_stream)
+        return EventHandle(self._stream)
 
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:

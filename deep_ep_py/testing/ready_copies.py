@@ -6,23 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_COPIES = frozenset(
+_READS = frozenset(
     {
         torch.equal,
-        torch.tensor,
-        torch.Tensor.__bool__,
-        torch.Tensor.__float__,
-        torch.Tensor.__int__,
-        torch.Tensor.copy_,
-        torch.Tensor.cpu,
-        torch.Tensor.cuda,
-        torch.Tensor.item,
-        torch.Tensor.to,
-        torch.Tensor.tolist,
+        Tensor.__bool__,
+        Tensor.__float__,
+        Tensor.__int__,
+        Tensor.cpu,
+        Tensor.item,
+        Tensor.tolist,
     }
 )
+_MOVES = frozenset({torch.tensor, Tensor.copy_, Tensor.to})
 
 
 def wait_for_stream() -> None:
@@ -32,7 +30,7 @@ def wait_for_stream() -> None:
 
 
 class ReadyCopies(TorchFunctionMode):
-    """While active on a thread, makes torch's copies wait for the current stream before they begin.
+    """While active on a thread, makes torch's copies between devices wait for the current stream before they begin.
 
     A copy from or to pageable memory waits inside the driver until its stream is ready, and meanwhile the driver keeps
     the lock of the GPU's context, without which no other thread of the process can launch a kernel (seen with driver
@@ -50,6 +48,25 @@ class ReadyCopies(TorchFunctionMode):
         self._wait = wait
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _COPIES:
+        kwargs = kwargs or {}
+        if _copies_between_devices(func, [*args, *kwargs.values()]):
             self._wait()
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _copies_between_devices(func: Any, values: list[Any]) -> bool:
+    """Return whether a call reads from a GPU on the host, or has arguments of several devices."""
+    if func in _READS:
+        return "cpu" not in _types(values)
+    return func in _MOVES and len(_types(values) | ({"cpu"} if func is torch.tensor else set())) > 1
+
+
+def _types(values: list[Any]) -> set[str]:
+    """Return the types of the devices that are named, or that hold tensors, among a call's arguments."""
+    found = set()
+    for value in values:
+        if isinstance(value, (Tensor, torch.device)):
+            found.add(value.device.type if isinstance(value, Tensor) else value.type)
+        elif isinstance(value, str):
+            found.add(torch.device(value).type)
+    return found

@@ -33,8 +33,8 @@ def refused(call, *arguments):
         return f"{{type(error).__name__}}: {{error}}"
     raise AssertionError("not refused")
 
-def make(ordinal=0):
-    launcher = cuda.Launcher(cuda.Context(ordinal))
+def make(ordinal=0, **options):
+    launcher = cuda.Launcher(cuda.Context(ordinal), **options)
     launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
     return launcher
 
@@ -115,6 +115,37 @@ for n in range(3):
 """
     _, log = run_logged(double, tmp_path, program, DOUBLE_QUERIES="1000000")
     assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"] * 3
+
+
+def test_a_stream_that_was_handed_out_is_kept_for_the_next(double: Path, tmp_path: Path) -> None:
+    """Tensors that were used on it may be freed later; ranks that share the GPU each get a new one."""
+    program = """
+streams = []
+for sharers, keeps in ((1, True), (1, False), (1, False), (2, False), (2, True), (1, False)):
+    launcher = make(sharers=sharers)
+    streams.append(launcher.stream)
+    if keeps:
+        launcher.keep_stream()
+    del launcher
+print([streams.index(stream) for stream in streams])
+"""
+    printed, log = run_logged(double, tmp_path, program)
+    assert printed == ["[0, 0, 0, 3, 4, 0]"], "the first is reused wherever a rank has the GPU to itself"
+    assert len(calls(log, "stream")) == 3
+    # The first and the fifth, and the context that they belong to.
+    assert calls(log, "cuDevicePrimaryCtxRelease")[-1] == "alive=2"
+
+
+def test_a_busy_stream_is_not_taken_over(double: Path) -> None:
+    """Its kernel may wait for a failed rank."""
+    program = """
+launcher = make()
+launcher.keep_stream()
+first = launcher.stream
+del launcher
+print(make().stream == first)
+"""
+    assert run(double, program, DOUBLE_FAIL="cuStreamQuery=600") == ["False"], "600: not ready"
 
 
 def test_ranks_share_a_gpu(double: Path) -> None:

@@ -148,6 +148,7 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(launch, cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)                                        \
     X(stream_create, cuStreamCreateWithPriority, Stream*, unsigned, int)                                              \
     X(stream_destroy, cuStreamDestroy_v2, Stream)                                                                     \
+    X(stream_query, cuStreamQuery, Stream)                                                                            \
     X(stream_priorities, cuCtxGetStreamPriorityRange, int*, int*)                                                     \
     X(event_create, cuEventCreate, Event*, unsigned)                                                                  \
     X(event_destroy, cuEventDestroy_v2, Event)                                                                        \

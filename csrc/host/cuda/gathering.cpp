@@ -167,6 +167,11 @@ bool Gathering::finished(uint64_t serial) {
     return launcher_.finished(serial);
 }
 
+void Gathering::keep_stream() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    launcher_.keep_stream();
+}
+
 void Gathering::check() {
     const std::lock_guard<std::mutex> lock(mutex_);
     launcher_.check();

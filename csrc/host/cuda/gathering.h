@@ -54,6 +54,7 @@ class Gathering {
     void check();
     bool wait_for_device(uint64_t nanoseconds) { return launcher_.wait_for_device(nanoseconds); }
     cuda::Stream stream() const { return launcher_.stream(); }
+    void keep_stream();
     unsigned ranks() const { return ranks_; }
     unsigned warps() const { return launcher_.warps(); }
     uint32_t copies_bytes() const { return launcher_.copies_bytes(); }
@@ -107,6 +108,7 @@ class GatheredLauncher final : public StreamLauncher {
                     const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override { return gathering_->finished(serial); }
     cuda::Stream stream() const override { return gathering_->stream(); }
+    void keep_stream() override { gathering_->keep_stream(); }
     unsigned warps() const override { return gathering_->warps(); }
     uint32_t copies_bytes() const override { return gathering_->copies_bytes(); }
     size_t max_shared_bytes() const override { return gathering_->max_shared_bytes(); }

@@ -25,17 +25,13 @@ CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, 
       copies_bytes_(copies_bytes),
       cooperative_(cooperative),
       interrupt_check_(std::move(interrupt_check)) {
-    const Driver& driver = Driver::get();
     const Current current(*context_);
     if (cooperative_ && context_->attribute(cuda::kCooperativeLaunch) == 0) {
         throw CudaError(context_->name() +
                         " cannot launch kernels whose blocks wait for each other; DEEP_EP_LAUNCH=plain "
                         "does not require that");
     }
-    // Communication has priority, since other ranks wait for it.
-    int least = 0, greatest = 0;
-    driver.check(driver.stream_priorities(&least, &greatest), "asking for stream priorities");
-    driver.check(driver.stream_create(&stream_, cuda::kStreamNonBlocking, greatest), "making a stream");
+    stream_.emplace(context_, sharers_ == 1);
 }
 
 CudaLauncher::~CudaLauncher() {
@@ -44,7 +40,6 @@ CudaLauncher::~CudaLauncher() {
     if (!current) return;
     for (const Running& running : running_) driver.event_destroy(running.ended);
     for (const cuda::Event event : spare_events_) driver.event_destroy(event);
-    driver.stream_destroy(stream_);
     for (const auto& entry : kernels_) driver.module_unload(entry.second.module);
 }
 
@@ -168,13 +163,13 @@ bool CudaLauncher::capturing() const {
 
 GraphGone CudaLauncher::watch_graph() {
     const Current current(*context_);
-    return captured() ? host::watch_graph(stream_) : nullptr;
+    return captured() ? host::watch_graph(stream()) : nullptr;
 }
 
 bool CudaLauncher::captured() const {
     const Driver& driver = Driver::get();
     int status = cuda::kCaptureNone;
-    driver.check(driver.stream_is_capturing(stream_, &status), "asking whether a graph is being captured");
+    driver.check(driver.stream_is_capturing(stream(), &status), "asking whether a graph is being captured");
     return status != cuda::kCaptureNone;
 }
 
@@ -198,7 +193,7 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     cooperative.id = cuda::kLaunchCooperative;
     cooperative.value.cooperative = 1;
     const cuda::LaunchConfig config{
-        {blocks, ranks, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream_,
+        {blocks, ranks, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream(),
         &cooperative,       cooperative_ ? 1u : 0u};
     void* parameters[] = {const_cast<void*>(parameter)};  // one, by value; the driver knows its size and copies it
     if (captured()) {
@@ -207,7 +202,7 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     }
     const cuda::Event ended = take_event();
     cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
-    if (result == cuda::kSuccess) result = driver.event_record(ended, stream_);
+    if (result == cuda::kSuccess) result = driver.event_record(ended, stream());
     if (result != cuda::kSuccess) {
         spare_events_.push_back(ended);
         driver.check(result, "launching " + what());

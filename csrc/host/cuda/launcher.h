@@ -4,11 +4,13 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
+#include "host/cuda/kernel_stream.h"
 #include "host/cuda/stream_launcher.h"
 
 namespace deep_ep::host {
@@ -46,7 +48,8 @@ class CudaLauncher final : public StreamLauncher {
     bool capturing() const;  // whether launches currently go into a graph
     bool finished(uint64_t serial) const override;
     GraphGone watch_graph() override;
-    cuda::Stream stream() const override { return stream_; }
+    cuda::Stream stream() const override { return stream_->get(); }
+    void keep_stream() override { stream_->keep(); }
     unsigned warps() const override { return warps_; }
     uint32_t copies_bytes() const override { return copies_bytes_; }
     size_t max_shared_bytes() const override;
@@ -93,7 +96,7 @@ class CudaLauncher final : public StreamLauncher {
     const uint32_t copies_bytes_;
     const bool cooperative_;
     const std::function<void()> interrupt_check_;
-    cuda::Stream stream_ = nullptr;
+    std::optional<cuda::KernelStream> stream_;
     std::map<Key, Kernel> kernels_;
     uint64_t latest_ = 0;
     // In the order of the stream; `finished` checks the front.

@@ -17,6 +17,7 @@ class StreamLauncher : public Launcher {
                       const std::string& symbol) = 0;
     virtual bool loaded(const std::string& name, const RuntimeShape& shape) const = 0;
     virtual cuda::Stream stream() const = 0;
+    virtual void keep_stream() = 0;  // as KernelStream::keep
     // Throws the error of a failed kernel, or to end a wait. Called occasionally during waits.
     virtual void check() = 0;
 

@@ -115,6 +115,13 @@ Result cuStreamDestroy_v2(Stream stream) {
     if (has_copies(stream)) settle(stream, lock);
     return forget(stream);
 }
+Result cuStreamQuery(Stream stream) {
+    BEGIN(enter_outside_capture("cuStreamQuery"));
+    if (!alive.count(stream)) return kInvalidHandle;
+    const uint64_t latest = latest_launches[stream];
+    lock.unlock();  // kernels take time
+    return driver_double::ended(latest) ? kSuccess : kNotReady;
+}
 Result cuModuleLoadData(Module* module, const void* image) {
     BEGIN(enter_in_context("cuModuleLoadData"));
     const auto* const text = static_cast<const char*>(image);
