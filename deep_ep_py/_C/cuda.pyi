@@ -108,6 +108,10 @@ class Memory:
 
 class StreamLauncher:
     def finished(self, serial: int) -> bool: ...
+    def keep_stream(self) -> None:
+        """
+        From now on the stream outlives the launcher, since tensors that were used on it may.
+        """
     def launch(
         self, name: str, shape: tuple[int, int, int], blocks: int, warps: int, shared_bytes: int, args: str
     ) -> int: ...

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -103,13 +104,31 @@ def run_free(
             world.leave(rank)
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with _nothing_is_collected():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if n > 1 and not one_launch:
         _say_what_sharing_takes(n, errors)
     return results, errors
+
+
+@contextmanager
+def _nothing_is_collected() -> Iterator[None]:
+    """Collect garbage now, and none on the threads of the ranks.
+
+    To free an old Buffer, the driver waits for all kernels of the GPU. On the thread of a rank, that could be kernels
+    that wait for the rank's own next launch.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _say_what_sharing_takes(ranks: int, errors: dict[int, BaseException]) -> None:

@@ -17,7 +17,7 @@ import oracle
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.compat.utils import bench, bench_kineto
 from deep_ep_py.device.cuda import CudaDevice
-from deep_ep_py.device.hardware_queues import provide_hardware_queues
+from deep_ep_py.device.hardware_queues import QUEUES, provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from gpu_ranks import (
@@ -58,7 +58,8 @@ def arguments_of(trial: Trial, rank: int, **options: Any) -> dict[str, Any]:
     "case", [case for case in (*CASES, WIDE) if case.fabric in (None, "peer")], ids=lambda case: case.name
 )
 def test_case(case: Case) -> None:
-    run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda")
+    one_launch = case.ranks > QUEUES
+    run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda", one_launch=one_launch)
 
 
 @pytest.mark.parametrize("name", WATCHED)

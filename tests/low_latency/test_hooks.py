@@ -10,7 +10,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.testing import run_ranks
+from deep_ep_py.testing import run_ranks, sleep
 from harness import Trial, barrier, round_trip, under_schedules
 from low_latency import BF16, CASTS, Sizes, Work, check_combine, check_dispatch, combine, dispatch, make_buffer
 from low_latency import round_trip as low_latency_round_trip
@@ -280,5 +280,27 @@ def test_statistics() -> None:
             assert (waited >= 0).all() and (returned >= 0).all()
             counted = buffer.stats()
             assert (counted["low_latency_dispatches"], counted["low_latency_combines"]) == (2, 2)
+
+    run_ranks(SIZES.ranks, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("fabric", MIXED)
+def test_statistics_tell_which_rank_was_late(fabric: str) -> None:
+    (work,) = works(5)
+    late, seconds = 1, 0.5
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, fabric) as buffer:
+            received, returned = (torch.zeros(SIZES.ranks, dtype=torch.int64) for _ in range(2))
+            for waited in (received, returned):
+                group.barrier()
+                if buffer.rank == late:
+                    sleep(seconds)
+                if waited is received:
+                    results = dispatch(buffer, work, dispatch_wait_recv_cost_stats=received)
+                else:
+                    combine(buffer, work, results[2], combine_wait_recv_cost_stats=returned)
+                if buffer.rank != late:
+                    assert waited.argmax() == late and waited[late] > 0.9 * seconds * 1e9, waited
 
     run_ranks(SIZES.ranks, on_each_rank, seed=1)

@@ -44,6 +44,8 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = f"cuda:{rank}" if options.device == "cuda:local" else options.device
     case = Case("processes", ranks, tuple(10 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
+    if options.growing:  # rows that the rest of the memory's first granule has no room for, which is 2 MiB on a GPU
+        case = replace(case, tokens=tuple(300 + 7 * r for r in range(ranks)), hidden=7168)
     if device != "cpu":
         torch.cuda.set_device(device)
     on_two_nodes = replace(case, ranks_per_node=max(1, ranks // 2), hops=2)

@@ -10,8 +10,8 @@ namespace deep_ep::host::cuda {
 // A non-blocking stream of the highest priority, since other ranks wait for communication.
 class KernelStream {
   public:
-    // `reuse`: whether it may be one that was kept. Ranks that share a GPU do not: their streams need hardware queues of
-    // their own, which streams that are made one after the other are most likely to have.
+    // `reuse`: whether it may be one that was kept. Ranks that share a GPU do not: their streams need hardware queues
+    // of their own, which streams that are made one after the other are most likely to have.
     KernelStream(std::shared_ptr<const PrimaryContext> context, bool reuse);
     ~KernelStream();
     KernelStream(const KernelStream&) = delete;

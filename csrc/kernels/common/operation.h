@@ -14,7 +14,6 @@ using wire::Phase;
 // Shared memory of a block.
 struct BlockState {
     u32 gave_up;    // some thread of this block gave up: the whole block leaves at the next meeting
-    u32 is_last;    // result of last_block()
     u32 sent_last;  // this block was the last of the sending blocks to finish
 };
 
@@ -302,9 +301,7 @@ class Operation {
     // others stored before. A block that has given up never gets here, so the counter is not completed (P14).
     DEEP_EP_DEVICE bool last_block(Meeting meeting) {
         if (!meet()) return false;
-        if (threadIdx.x == 0) block_.is_last = is_last_at(meeting);
-        __syncthreads();
-        return block_.is_last != 0;
+        return __syncthreads_or(threadIdx.x == 0 && is_last_at(meeting)) != 0;
     }
     // The same, but true only in that block's first warp, which does not wait for the other warps.
     DEEP_EP_DEVICE bool last_warp(Meeting meeting) {

@@ -25,10 +25,22 @@ DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 
     return {header.tokens, header.first_result, 1};
 }
 
+// One thread: adds the time since `begin` to what the caller learns about a source.
+DEEP_EP_DEVICE void add_wait(const DispatchArgs& args, u32 source, u64 begin) {
+    // One block adds the wait for the routing, another may add that for the rows. Only the caller reads the sum, after
+    // the kernel.
+    device::add_relaxed<Scope::kDevice>(reinterpret_cast<u64*>(args.waited_ns) + source, device::now_ns() - begin);
+}
+
 // The first warp: waits for the routing of source `known`, and takes all routings after it that have arrived without a
 // gap. Returns the first source whose routing is not known.
 DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source* sources, u32 ranks, u32 known) {
-    if (device::lane() == 0 && op.present(known)) op.wait_signal(Phase::kNotify, wire::kNotify, known, 1);
+    if (device::lane() == 0 && op.present(known)) {
+        const bool timed = args.waited_ns != nullptr && blockIdx.x == 0;
+        const u64 begin = timed ? device::now_ns() : 0;
+        op.wait_signal(Phase::kNotify, wire::kNotify, known, 1);
+        if (timed) add_wait(args, known, begin);
+    }
     for (u32 base = known; base < ranks; base += device::kWarpSize) {
         const u32 source = base + device::lane();
         bool here = source < ranks;
@@ -254,7 +266,7 @@ DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 sour
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
         here = op.mapped(source) ? op.wait_signal(Phase::kData, wire::kData, source, 1)
                                  : await_put(args, op, source, part);
-        if (args.waited_ns != nullptr && first) args.waited_ns[source] += static_cast<i64>(device::now_ns() - begin);
+        if (args.waited_ns != nullptr && first) add_wait(args, source, begin);
     }
     return broadcast(here) != 0;
 }
