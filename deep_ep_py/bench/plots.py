@@ -19,6 +19,7 @@ _COLORS = {
     "barrier": "#8e44ad",
 }
 _PANELS = ("dispatch", "combine", "pair")
+_LINEAR_BELOW = 3.0  # times whose largest is less than so many times the smallest begin at 0
 
 
 def can_plot() -> bool:
@@ -55,13 +56,14 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
     several = len(report["sizes"]) > 1
     for column, op in enumerate(panels):
         for axis, as_rate in ((axes[0][column], False), (axes[1][column], True)):
-            (_draw_lines if several else _draw_columns)(axis, _series(report, op, as_rate))
+            series = _series(report, op, as_rate)
+            (_draw_lines if several else _draw_columns)(axis, series)
+            if as_rate or _spread(series) < _LINEAR_BELOW:
+                axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
+            else:
+                _scale_by_decades(axis)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(True, axis="y", alpha=0.2)
-        axes[0][column].set_yscale("log")
-        axes[0][column].yaxis.set_major_formatter("{x:g}")
-        axes[0][column].yaxis.set_minor_formatter("")
-        axes[1][column].set_ylim(bottom=0)
         axes[0][column].set_title(op)
     axes[0][0].set_ylabel("ms")
     axes[1][0].set_ylabel("logical GB/s, all ranks together")
@@ -106,6 +108,22 @@ def _series(report: dict[str, Any], op: str, as_rate: bool) -> Series:
             values = [ours["bytes"] / value / 1e6 if as_rate else value for value in (median, *samples)]
             series.setdefault(name, []).append((size["tokens"], values[0], values[1:]))
     return series
+
+
+def _spread(series: Series) -> float:
+    """Return the largest value over the smallest."""
+    values = [value for points in series.values() for _, _, samples in points for value in samples]
+    return max(values) / min(values)
+
+
+def _scale_by_decades(axis: Any) -> None:
+    """Make the vertical axis logarithmic, with labels at 1, 2 and 5: it may span less than a decade."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_yscale("log")
+    axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
 
 
 def _draw_lines(axis: Any, series: Series) -> None:

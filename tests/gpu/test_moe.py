@@ -59,7 +59,8 @@ def test_triton_does_as_torch(dtype: torch.dtype, weighted: bool) -> None:
         ours, plain = (getattr(kernels, name)(*given) for kernels in (triton_kernels, torch_kernels))
         # Products may be fused with the additions that follow, and a dot is summed in another order.
         bits = 7 if ours.dtype == torch.bfloat16 else 17
-        torch.testing.assert_close(ours, plain, rtol=2.0**-bits, atol=2.0**-bits, msg=lambda said: f"{name}: {said}")
+        assert ours.dtype == plain.dtype, name
+        torch.testing.assert_close(ours, plain, rtol=2.0**-bits, atol=2.0**-bits)
 
 
 @pytest.mark.parametrize("round_scale", [False, True])
