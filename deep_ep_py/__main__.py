@@ -20,6 +20,7 @@ _COMMANDS = {
     "profile": "deep_ep_py.profile.cli",
     "rates": "deep_ep_py.bench.rates",
     "shim": "deep_ep_py.cli.shim",
+    "trace": "deep_ep_py.trace.cli",
 }
 
 

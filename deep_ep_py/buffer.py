@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -38,6 +40,7 @@ from deep_ep_py.topology.gpus import Apart
 from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology
+from deep_ep_py.trace.recording import Recording, start_if_asked
 from deep_ep_py.v1.runtime import Runtime
 from deep_ep_py.v1.surface import V1Surface
 
@@ -77,7 +80,7 @@ class Buffer(V1Surface):
         have a different positional order: a call that passes all of theirs by position, up to `comm`, is recognized; in
         a shorter call, its `explicitly_destroy` is taken for `use_fabric`, which has no effect.
     device : torch.device or str, optional
-        Where tensors live. Default: the CPU. GPUs are supported, but the code has not yet run on one.
+        Where tensors live. Default: the CPU. `docs/status.md` says what has run on a GPU.
     fabric : str or list of str, optional
         How ranks reach each other. Each pair uses the first fabric of the list by which both reach the other. "peer":
         loads and stores, within a node. "ibgda": work requests that the kernels write for NICs. These are software NICs
@@ -255,6 +258,7 @@ class Buffer(V1Surface):
                 self.enable_shrink,
                 symmetric,
             )
+            self._recordings = start_if_asked(self._engine)
         except BaseException:
             if symmetric is not None:
                 symmetric.leave()
@@ -505,6 +509,39 @@ class Buffer(V1Surface):
         given = CombineArguments(x, handle, topk_weights, bias, self._config(config), streams)
         return Combined(*PendingCombine.begin(self._engine, given).finish())
 
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Record a timeline of what happens inside of the `with`, for https://ui.perfetto.dev or chrome://tracing.
+
+        It has this rank's operations. On a CPU it also has its kernels, what each of their threads waited for and which
+        rank ended the wait, and what its software NICs wrote and signaled, with arrows from signals to waits. On a GPU
+        the same operations appear as NVTX ranges in profilers. `python -m deep_ep_py trace merge` joins the files of
+        all ranks. The environment variable DEEP_EP_TRACE records every Buffer of a process, from its construction to
+        its destruction. Not collective. Only one recording of a Buffer can be in progress.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file, in Chrome's trace event format. With several ranks each writes a file of its own: `name.json`
+            becomes `name.rank0.json` and so on.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written; raised at the start.
+        DeepEPError
+            A recording of this Buffer is in progress, for example because DEEP_EP_TRACE is set.
+        """
+        self._engine.check_process()
+        if any(not recording.ended for recording in self._recordings):
+            raise DeepEPError(f"trace: a recording of this Buffer into {self._recordings[-1].path} is in progress")
+        recording = Recording(Path(path), self._engine)
+        self._recordings = [recording]
+        try:
+            yield
+        finally:
+            recording.end()
+
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
         """Prepare the kernels for rows of `hidden` BF16 elements and `topk` experts per token, on all ranks.
 
@@ -555,12 +592,13 @@ class Buffer(V1Surface):
         Returns
         -------
         dict
-            `operations`, and among them `dispatches`, `cached_dispatches` and `combines`. `direct`: those whose rows
-            went straight to or from where this rank keeps them, where its peers share its memory. `rounds`: those that
-            could not, for lack of room there, and went through the Buffer. `copied`: combines whose rows were first
-            copied into shared memory. `arena_bytes`: size of the memory for outputs; `arena_growths`: how often it has
-            grown; `arena_used`. `through_host`: 1 if tensors are on a GPU and rows between nodes go through pinned host
-            memory, otherwise 0.
+            `operations`, and among them `dispatches`, `cached_dispatches` and `combines` of normal mode, and
+            `low_latency_dispatches` and `low_latency_combines`. `direct`: those of normal mode whose rows went straight
+            to or from where this rank keeps them, where its peers share its memory. `rounds`: those that could not, for
+            lack of room there, and went through the Buffer. `copied`: combines whose rows were first copied into shared
+            memory. `arena_bytes`: size of the memory for outputs; `arena_growths`: how often it has grown;
+            `arena_used`: the bytes of it that outputs occupy. `through_host`: 1 if tensors are on a GPU and rows
+            between nodes go through pinned host memory, otherwise 0.
         """
         self._engine.check_usable()
         runtime = self._engine.runtime
@@ -685,6 +723,8 @@ class Buffer(V1Surface):
 
         In a forked child this does nothing, since the Buffer belongs to the parent.
         """
+        for recording in self._recordings:
+            recording.end()
         self._engine.destroy()
         if self._engine.destroyed:
             self.group = None  # a group that outlives `destroy_process_group` may crash the process at exit

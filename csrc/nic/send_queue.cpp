@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "nic/place.h"
+#include "observe/timeline.h"
 
 namespace deep_ep::nic {
 
@@ -85,6 +86,7 @@ void SendQueue::step() {
 void SendQueue::take() {
     mlx5::Block& block = shared_.ring[taken_ & (options_.blocks - 1)];
     UnderWay one;
+    one.begun = observe::timeline::now();
     std::string wrong;
     observe::read(accessor(), &block, sizeof(block));
     if (!decode(block, taken_, connection_, memory_, one.request, wrong)) violate(taken_, wrong);
@@ -116,6 +118,7 @@ void SendQueue::place_cut(UnderWay& one, size_t which) {
 void SendQueue::place(UnderWay& one) {
     if (!one.cuts.empty()) {
         place_cut(one, options_.relaxed ? random_(static_cast<u32>(one.cuts.size())) : 0);
+        if (one.cuts.empty()) record(one, one.request.bytes);
         return;
     }
     if (one.executed || one.request.source != nullptr) return;
@@ -124,10 +127,22 @@ void SendQueue::place(UnderWay& one) {
     if (one.request.opcode == mlx5::kFetchAdd) {
         // The receiver acquires the word and then reads what this queue pair has placed before. The word orders nothing
         // that other queue pairs place.
-        *one.request.returned = observe::add_release(accessor(), word, one.request.add);
+        const u64 before = observe::add_release(accessor(), word, one.request.add);
+        *one.request.returned = before;
+        record(one, before + one.request.add);
     } else {
         observe::store_release(accessor(), word, one.request.inlined);
+        record(one, one.request.inlined);
     }
+}
+
+void SendQueue::record(const UnderWay& one, u64 value) const {
+    using observe::timeline::Kind;
+    if (one.begun == 0) return;
+    const Kind kind = one.request.source != nullptr ? Kind::kPut : Kind::kSignal;
+    observe::timeline::add({kind, connection_.rank, connection_.peer, connection_.number, 0, 0, one.begun,
+                            observe::timeline::now(), value, one.request.target,
+                            kind == Kind::kPut ? "put" : "signal"});
 }
 
 void SendQueue::complete() {

@@ -56,6 +56,7 @@ class SendQueue {
         Request request;
         std::vector<u32> cuts;  // parts of a write that have not been placed yet
         bool executed = false;  // for an atomic or an inline write
+        u64 begun = 0;          // when it was taken, for a timeline that is being recorded
     };
 
     observe::Accessor accessor() const { return {observe::Kind::kNic, this, static_cast<u32>(connection_.rank)}; }
@@ -69,6 +70,7 @@ class SendQueue {
     void place(UnderWay& one);
     void place_cut(UnderWay& one, size_t which);
     void complete();
+    void record(const UnderWay& one, u64 value) const;
     bool broken();
     void report(u64 index, u32 opcode, wire::mlx5::CqeKind kind, u32 syndrome);
     [[noreturn]] void violate(u64 index, const std::string& wrong) const;

@@ -77,6 +77,7 @@ host::MakeNetworks networks_over(const host::BufferOptions& options, const Netwo
 
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
+void bind_timeline(pybind11::module_& m);
 void bind_mesh(pybind11::module_& m);
 void bind_ptx(pybind11::module_& m);  // before bindings that take kernels
 void bind_runtime(pybind11::module_& m);

@@ -11,6 +11,7 @@ PYBIND11_MODULE(DEEP_EP_MODULE, m) {
     deep_ep::python::bind_adoption(m);
     deep_ep::python::bind_executor(m);
     deep_ep::python::bind_vector(m);
+    deep_ep::python::bind_timeline(m);
     deep_ep::python::bind_ptx(m);
     deep_ep::python::bind_runtime(m);
     deep_ep::python::bind_modes(m);

@@ -8,6 +8,7 @@ import collections.abc
 import typing
 from . import nvshmem
 from . import executor
+from . import timeline
 from . import ptx
 from . import normal
 from . import two_hops
@@ -79,6 +80,7 @@ __all__: list[str] = [
     "sum_row",
     "syndrome_name",
     "tag",
+    "timeline",
     "two_hops",
     "widen_to_float",
 ]

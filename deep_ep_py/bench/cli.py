@@ -15,7 +15,7 @@ from deep_ep_py.bench.gpu import run_bench_on_gpu
 from deep_ep_py.bench.gpu_nodes import machines, require_nodes
 from deep_ep_py.bench.gpu_ranks import require_gpu
 from deep_ep_py.bench.launch import launch, torchrun_rank, under_torchrun
-from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, plot_report
+from deep_ep_py.bench.plots import plot_report
 from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.results import report as make_report
@@ -23,6 +23,7 @@ from deep_ep_py.bench.tables import print_report
 from deep_ep_py.bench.worker import run_bench
 from deep_ep_py.core.files import check_writable, write_json
 from deep_ep_py.core.options import OutputFile
+from deep_ep_py.core.pictures import INSTALL_HINT, can_plot
 from deep_ep_py.errors import DeepEPError
 
 _DEFAULTS = BenchConfig()

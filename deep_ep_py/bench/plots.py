@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from deep_ep_py.bench.results import BASELINE_OP
+from deep_ep_py.core.pictures import get_pyplot
 
-INSTALL_HINT = "a plot needs matplotlib: pip install matplotlib"
 OURS = "deep_ep_py"
 _COLORS = {
     OURS: "#0b6e4f",
@@ -20,21 +19,6 @@ _COLORS = {
 }
 _PANELS = ("dispatch", "combine", "pair")
 _LINEAR_BELOW = 3.0  # times whose largest is less than so many times the smallest begin at 0
-
-
-def can_plot() -> bool:
-    """Return whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def get_pyplot() -> Any:
-    """Return matplotlib's pyplot, set up to draw into files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:

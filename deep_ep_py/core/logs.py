@@ -1,10 +1,14 @@
-"""Log lines of the library: `DEEP_EP_LOG=info` writes one for each operation, `DEEP_EP_LOG=debug` also says why."""
+"""Log lines of the library: `DEEP_EP_LOG=info` writes one for each operation, `DEEP_EP_LOG=debug` also says why.
+
+The operations of a timeline are noted here too.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -43,16 +47,29 @@ def configure() -> None:
     log.propagate = False  # otherwise a program that logs to standard error too would write each line twice
 
 
+@dataclass(frozen=True)
+class Span:
+    """An operation in a timeline, by the clock of kernels in nanoseconds."""
+
+    kind: str
+    operation: int
+    begin: int
+    end: int
+    moved: str
+
+
 @dataclass
 class _Begun:
     kind: str
     at: float
+    clock: int = 0
     moved: str = ""
+    end_range: Callable[[], None] | None = None
 
 
 @dataclass
 class OperationLog:
-    """The log lines of one Buffer's operations.
+    """The log lines of one Buffer's operations, and their spans while a timeline is recorded.
 
     Parameters
     ----------
@@ -60,20 +77,41 @@ class OperationLog:
         This rank, which begins each line.
     asynchronous : bool
         Whether kernels run after their launch, so that the time is that of the launches.
+    now_ns : callable
+        The clock of kernels.
+    open_range : callable
+        Opens a range with a name for the device's profiler, and returns what closes it; None: it has none.
     """
 
     rank: int
     asynchronous: bool
+    now_ns: Callable[[], int]
+    open_range: Callable[[str], Callable[[], None]] | None = None
     enabled: bool = field(init=False)
+    _writes_lines: bool = field(init=False)
+    _spans: list[Span] | None = field(init=False, default=None)
     _begun: dict[int, _Begun] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.enabled = log.isEnabledFor(logging.INFO)
+        self.enabled = self._writes_lines = log.isEnabledFor(logging.INFO)
+
+    def start_spans(self) -> None:
+        """Note a span for each operation that ends from now on."""
+        self._spans, self.enabled = [], True
+
+    def end_spans(self) -> list[Span]:
+        """Return the spans, and note no more."""
+        spans, self._spans = self._spans or [], None
+        self.enabled = self._writes_lines
+        return spans
 
     def begin(self, operation: int, kind: str) -> None:
         """Note when an operation begins."""
         if self.enabled:
-            self._begun[operation] = _Begun(kind, time.perf_counter())
+            begun = self._begun[operation] = _Begun(kind, time.perf_counter())
+            if self._spans is not None:
+                begun.clock = self.now_ns()
+                begun.end_range = self.open_range(kind) if self.open_range is not None else None
 
     def moved(self, operation: int, what: str, rows: int, row_bytes: int, path: str) -> None:
         """Note what an operation moves: rows or tokens, and how."""
@@ -81,7 +119,13 @@ class OperationLog:
             begun.moved = f", {rows} {what}, {rows * row_bytes} bytes, {path}"
 
     def end(self, operation: int) -> None:
-        """Write the line of an operation."""
-        if self.enabled and (begun := self._begun.pop(operation, None)) is not None:
+        """Write the line of an operation, and note its span."""
+        if not self.enabled or (begun := self._begun.pop(operation, None)) is None:
+            return
+        if begun.end_range is not None:
+            begun.end_range()
+        if self._spans is not None and begun.clock:
+            self._spans.append(Span(begun.kind, operation, begun.clock, self.now_ns(), begun.moved))
+        if self._writes_lines:
             took = f"{'launched in ' if self.asynchronous else ''}{1e3 * (time.perf_counter() - begun.at):.3f} ms"
             log.info("rank %d: %s, operation %d%s, %s", self.rank, begun.kind, operation, begun.moved, took)

@@ -61,6 +61,10 @@ class CpuDevice:
     fresh_memory_is_slow = True
     comm_stream = None
 
+    def profiler_range(self, name: str) -> Callable[[], None]:
+        """There is no profiler of a CPU that shows ranges."""
+        return _nothing
+
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
         """Return half the memory that the process may use, divided by the ranks; untouched pages cost nothing."""
         del by_nics
@@ -162,3 +166,7 @@ class CpuDevice:
         """Do nothing: the Buffer waits for its kernels itself."""
         del tensors, async_finish, on_comm_stream
         return EventHandle()
+
+
+def _nothing() -> None:
+    pass

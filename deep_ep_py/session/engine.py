@@ -124,7 +124,7 @@ class Engine:
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))
         self._notes = exchange_among(bootstrap)
-        self.log = OperationLog(self.rank, device.asynchronous)
+        self.log = OperationLog(self.rank, device.asynchronous, C.executor.now_ns, device.profiler_range)
         self._runtime: C.Runtime | None = None
         self._needs, self.masks_ranks = needs, masks_ranks
         self.stats = dict.fromkeys(("operations", *needs.stats), 0)

@@ -239,3 +239,12 @@ def test_reasons_are_of_their_generation() -> None:
     first, second = run_ranks(2, on_each_rank)[0]
     assert "Rank 1 said: of the first generation" in first
     assert "rank 1 raised an exception" in second and "said" not in second
+
+
+@pytest.mark.once
+def test_every_count_of_stats_is_documented() -> None:
+    def on_each_rank(group: Any) -> list[str]:
+        with deep_ep.Buffer(group, 1 << 20, low_latency_mode=True, num_rdma_bytes=1 << 20) as buffer:
+            return [name for name in buffer.stats() if f"`{name}`" not in (deep_ep.Buffer.stats.__doc__ or "")]
+
+    assert run_ranks(1, on_each_rank) == [[]]

@@ -67,9 +67,12 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def options(name: str) -> set[str]:
-    """Return the options of a command, or those before any command if the name is empty."""
+    """Return the options of a command and its subcommands, or those before any command if the name is empty."""
     command: click.Command = importlib.import_module(_COMMANDS[name]).command if name else main
-    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    nested = command.commands.values() if name and isinstance(command, click.Group) else ()
+    known = {
+        option for each in (command, *nested) for one in each.params for option in (*one.opts, *one.secondary_opts)
+    }
     return known | {"-h", "--help"}
 
 

@@ -31,7 +31,7 @@ INCLUDES = {
     "kernels": {"kernels/normal", "kernels/two_hops", "kernels/low_latency", "kernels/measure"},  # the registry
     "observe": {"wire"},
     "nic": {"observe", "wire"},
-    "cpu/executor": {"device", "wire"},
+    "cpu/executor": {"observe", "device", "wire"},
     "cpu/vector": {"device", "wire"},
     "host/heap": {"wire"},
     "host/control": {"host/heap", "observe", "wire"},
@@ -47,7 +47,7 @@ INCLUDES = {
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},
     "ptx": {"cpu/executor", "observe", "device", "wire"},
-    "host/cpu": {*HOST, *EXECUTOR, "kernels", "nic", "fabric", "device"},
+    "host/cpu": {*HOST, *EXECUTOR, "kernels", "nic", "observe", "fabric", "device"},
     "python": {
         *HOST,
         "host/network/proxy",
@@ -60,6 +60,7 @@ INCLUDES = {
         *EXECUTOR,
         *KERNELS,
         "nic",
+        "observe",
         "fabric",
         "device",
         "wire",
@@ -83,9 +84,10 @@ IMPORTS = {
     "session": GROUND | {"bootstrap", "topology", "device"},
     "modes.normal": GROUND | {"device", "session"},
     "modes.low_latency": GROUND | {"device", "session"},
+    "trace": GROUND | {"bootstrap"},
     "v1": GROUND | {"session", "modes.low_latency"},
     "buffer": GROUND
-    | {"bootstrap", "nvshmem", "topology", "device", "session", "modes.normal", "modes.low_latency", "v1"},
+    | {"bootstrap", "nvshmem", "topology", "device", "session", "modes.normal", "modes.low_latency", "trace", "v1"},
     "testing": GROUND | {"device"},
     "": GROUND | {"absent", "topology", "buffer"},
     "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer"},

@@ -127,7 +127,7 @@ def test_it_begins_with_the_canary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_its_steps_are_told(tmp_path: Path, quick: bool) -> None:
-    """The steps have not been run on a GPU yet, so at least the programs must accept their commands."""
+    """The steps need a GPU, but without one the programs must at least accept their commands."""
     gpu_check = script()
     steps = {step.name: step for step in gpu_check.steps(tmp_path, quick)}
     for name, (_, environment) in gpu_check.BENCHMARKS.items():

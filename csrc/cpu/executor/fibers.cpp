@@ -5,10 +5,22 @@
 
 #include "cpu/executor/misuse.h"
 #include "cpu/executor/scheduler.h"
+#include "device/device.h"
+#include "observe/timeline.h"
 
 namespace deep_ep::cpu {
 
 namespace {
+
+namespace timeline = observe::timeline;
+
+// Records a wait of a kernel's thread that began at `begin`.
+void record_wait(const Fiber& fiber, const device::WaitNote& note, u64 begin) {
+    const Grid& grid = *fiber.block->grid;
+    timeline::add({timeline::Kind::kWait, grid.launch.rank, note.peer, static_cast<u32>(grid.launch.stream),
+                   fiber.block->index, fiber.thread, begin, Scheduler::get().clock.now(), note.expected, note.word,
+                   note.what});
+}
 
 constexpr u64 kSwitchOneIn = 4;  // in a random schedule, one memory operation in four lets other fibers run first
 
@@ -58,6 +70,8 @@ bool wait_ready(bool (*ready)(void*), void* argument, u64 deadline_ns, const dev
     self->deadline = deadline_ns;
     self->timed_out = false;
     bool result = true;
+    const bool recorded = note != nullptr && !self->agent && timeline::on();
+    const u64 begin = recorded ? scheduler.clock.now() : 0;
     while (!look()) {
         self->looked_at = scheduler.progress();
         if (self->timed_out || (deadline_ns != kForever && scheduler.clock.now() >= deadline_ns)) {
@@ -68,6 +82,7 @@ bool wait_ready(bool (*ready)(void*), void* argument, u64 deadline_ns, const dev
         if (self->agent && self->agent->stopping) throw AgentStopped{};
         self->woken_in_vain = true;
     }
+    if (recorded) record_wait(*self, *note, begin);
     self->woken_in_vain = false;
     self->note = nullptr;
     self->deadline = kForever;

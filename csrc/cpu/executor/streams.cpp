@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "observe/timeline.h"
+
 namespace deep_ep::cpu {
 
 void Stream::enqueue(const Launch& launch, u64 serial) {
@@ -23,6 +25,7 @@ void Stream::start(void (*entry)()) {
     free_args_.push_back(std::move(next.args));
     pending.pop_front();
     running = true;
+    grid.began = observe::timeline::now();
     kernels++;
 
     set_up_blocks();
@@ -70,6 +73,11 @@ void Stream::set_up_fibers(void (*entry)()) {
 }
 
 void Stream::finish() {
+    if (grid.began != 0) {
+        observe::timeline::add({observe::timeline::Kind::kKernel, grid.launch.rank, -1,
+                                static_cast<u32>(grid.launch.stream), 0, 0, grid.began, observe::timeline::now(),
+                                grid.launch.blocks, nullptr, grid.launch.name});
+    }
     running = false;
     finished.store(grid.serial, std::memory_order_release);
 }

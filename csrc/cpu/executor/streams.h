@@ -40,6 +40,7 @@ struct Grid {
     Stream* stream = nullptr;
     Launch launch{};
     u64 serial = 0;
+    u64 began = 0;  // for a timeline that is being recorded
     Args args;
     size_t size() const { return size_t{launch.blocks} * launch.threads; }  // fibers
     unsigned live_blocks = 0;

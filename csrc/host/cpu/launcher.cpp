@@ -3,6 +3,7 @@
 #include "cpu/executor/executor.h"
 #include "cpu/vector/vector.h"
 #include "device/device.h"
+#include "observe/timeline.h"
 
 namespace deep_ep::host {
 
@@ -38,11 +39,24 @@ uint32_t CpuLauncher::copies_bytes() const { return kernels_->copies_bytes(); }
 
 uint64_t CpuLauncher::streaming_threshold() const { return cpu::streaming_threshold(); }
 
-void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) { cpu::Executor::get().wait(ready, what); }
+void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) {
+    const uint64_t begin = observe::timeline::now();
+    cpu::Executor::get().wait(ready, what);
+    record(begin, what);
+}
 
 bool CpuLauncher::wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) {
     cpu::Executor& executor = cpu::Executor::get();
-    return executor.wait(ready, what, executor.now_ns() + nanoseconds);
+    const uint64_t begin = observe::timeline::now();
+    const bool is_ready = executor.wait(ready, what, executor.now_ns() + nanoseconds);
+    record(begin, what);
+    return is_ready;
+}
+
+void CpuLauncher::record(uint64_t begin, const char* what) const {
+    if (begin == 0) return;
+    observe::timeline::add({observe::timeline::Kind::kHostWait, rank_, -1, static_cast<u32>(stream_), 0, 0, begin,
+                            observe::timeline::now(), 0, nullptr, what});
 }
 
 }  // namespace deep_ep::host

@@ -30,6 +30,9 @@ class CpuLauncher final : public Launcher {
     bool wait_for_device(uint64_t) override { return true; }  // nothing but launches, which are waited for elsewhere
 
   private:
+    // Adds a wait of the host to a timeline that is being recorded.
+    void record(uint64_t begin, const char* what) const;
+
     const int rank_;
     const int stream_;
     const void* const words_;

@@ -1,8 +1,11 @@
 #include "host/network/proxy/receiver.h"
 
+#include "observe/timeline.h"
+
 namespace deep_ep::host::proxy {
 
 using namespace wire::proxy;
+namespace timeline = observe::timeline;
 
 Receiver::Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, u32 rank, std::function<bool(u32)> hears)
     : bank_(bank),
@@ -43,6 +46,11 @@ void Receiver::publish() {
         // memory, which the NIC's writes reach by another path than its completions. Litmus: mp_release_acquire_sys.
         auto* const word = reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source));
         observe::store_release(proxy_, word, line.total);
+        if (timeline::on()) {
+            const i32 rank = static_cast<i32>(proxy_.rank);
+            timeline::add({timeline::Kind::kSignal, rank, rank, place.source, 0, 0, timeline::now(), timeline::now(),
+                           line.total, word, "arrival"});
+        }
     }
     changed_.clear();
 }

@@ -1,0 +1,117 @@
+"""What the operations of a timeline waited for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Entry = dict[str, Any]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """An operation of one rank, and the waits that explain its duration.
+
+    Parameters
+    ----------
+    rank, operation : int
+        The rank, and the number of the operation on it.
+    name : str
+        "dispatch", for example.
+    begin, duration : float
+        In microseconds.
+    waits : dict
+        Microseconds by (phase, peer), longest first; they do not overlap, so their sum is at most the duration.
+    """
+
+    rank: int
+    operation: int
+    name: str
+    begin: float
+    duration: float
+    waits: dict[tuple[str, int], float]
+
+    @property
+    def waited(self) -> float:
+        """The sum of the waits, in microseconds."""
+        return sum(self.waits.values())
+
+    @property
+    def share(self) -> float:
+        """The waits' share of the duration, from 0 to 1."""
+        return self.waited / self.duration if self.duration else 0.0
+
+
+def explain(timeline: dict[str, Any]) -> list[Explained]:
+    """Explain each operation of a timeline by what its kernels waited for, on a CPU.
+
+    A kernel's blocks work and wait side by side. An instant counts as waited if a thread waits in the block of the
+    kernel that waits longest, whose other threads wait for this one at the next barrier. If several of its threads
+    wait, the instant is attributed to the wait that ends last.
+
+    Parameters
+    ----------
+    timeline
+        Of one rank, or merged.
+
+    Returns
+    -------
+    list of Explained
+        By operation and rank.
+    """
+    kernels: dict[int, list[Entry]] = defaultdict(list)
+    waits: dict[int, list[Entry]] = defaultdict(list)
+    operations = []
+    for entry in timeline["traceEvents"]:
+        kind = entry.get("cat") if entry["ph"] == "X" else None
+        if kind == "operation":
+            operations.append(entry)
+        elif kind == "kernel":
+            kernels[entry["pid"]].append(entry)
+        elif kind == "wait":
+            waits[entry["pid"]].append(entry)
+    found = []
+    for operation in sorted(operations, key=lambda entry: (entry["args"]["operation"], entry["pid"])):
+        rank = operation["pid"]
+        total: dict[tuple[str, int], float] = defaultdict(float)
+        for kernel in _inside(kernels[rank], _interval(operation)):
+            for key, spent in _longest_block(_inside(waits[rank], _interval(kernel))).items():
+                total[key] += spent
+        ordered = dict(sorted(total.items(), key=lambda item: -item[1]))
+        number = operation["args"]["operation"]
+        found.append(Explained(rank, number, operation["name"], operation["ts"], operation["dur"], ordered))
+    return found
+
+
+def _interval(entry: Entry) -> Interval:
+    return entry["ts"], entry["ts"] + entry["dur"]
+
+
+def _inside(entries: Sequence[Entry], outer: Interval) -> list[Entry]:
+    """Return the entries whose middle is inside; an operation that runs on has kernels that end after it."""
+    return [entry for entry in entries if outer[0] <= entry["ts"] + entry["dur"] / 2 <= outer[1]]
+
+
+def _longest_block(waits: Sequence[Entry]) -> dict[tuple[str, int], float]:
+    """Return the waits of the block that waits longest, by phase and peer."""
+    blocks: dict[tuple[int, int], list[Entry]] = defaultdict(list)
+    for wait in waits:
+        blocks[wait["args"]["stream"], wait["args"]["block"]].append(wait)
+    return max((_attributed(block) for block in blocks.values()), key=lambda spent: sum(spent.values()), default={})
+
+
+def _attributed(waits: Sequence[Entry]) -> dict[tuple[str, int], float]:
+    """Attribute each instant at which a thread waits to the wait that ends last."""
+    spent: dict[tuple[str, int], float] = defaultdict(float)
+    covered_from = float("inf")
+    # From the last end backwards: what a wait covers beyond those that end later is its own.
+    for wait in sorted(waits, key=lambda wait: -_interval(wait)[1]):
+        begin, end = _interval(wait)
+        own = min(end, covered_from) - begin
+        if own > 0:
+            spent[wait["args"]["phase"], wait["args"]["peer"]] += own
+            covered_from = begin
+    return spent

@@ -1,0 +1,162 @@
+"""Timelines: what they contain, joined over ranks, explained and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import deep_ep_py as deep_ep
+from cases import AMPLE, Case
+from deep_ep_py.__main__ import main
+from deep_ep_py.testing import run_ranks, sleep
+from deep_ep_py.trace.explain import explain
+from deep_ep_py.trace.merge import merge, read
+from harness import Trial, dispatch_arguments, make_buffer
+from launches import torchrun
+
+pytestmark = pytest.mark.once
+
+CASE = Case("traced", 4, 20, hidden=64, topk=3, experts=8, ranks_per_node=2, num_nvl_bytes=AMPLE)
+LATE = 2
+
+
+def record(folder: Path, fabric: str, late_seconds: float = 0.0) -> list[Path]:
+    """Record a dispatch and a combine of two nodes, in which one rank comes late to the dispatch."""
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, CASE, fabric, timeout=5.0) as buffer:
+            rank = buffer.rank
+            with buffer.trace(folder / "t.json"):
+                group.barrier()
+                if rank == LATE:
+                    sleep(late_seconds)
+                results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+                trial.check_dispatch(rank, results)
+                buffer.combine(trial.expert.x[rank], results[4])
+
+    run_ranks(CASE.ranks, on_each_rank)
+    return [folder / f"t.rank{rank}.json" for rank in range(CASE.ranks)]
+
+
+def slices(timeline: dict[str, Any], category: str, rank: int | None = None) -> list[dict[str, Any]]:
+    entries = timeline["traceEvents"]
+    return [e for e in entries if e["ph"] == "X" and e["cat"] == category and rank in (None, e["pid"])]
+
+
+@pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
+def test_what_a_timeline_of_two_nodes_has(tmp_path: Path, fabric: str) -> None:
+    merged = merge([read(path) for path in record(tmp_path, fabric)])
+    for rank in range(CASE.ranks):
+        assert [e["name"] for e in slices(merged, "operation", rank)] == ["dispatch", "combine"]
+        names = [e["name"] for e in slices(merged, "kernel", rank)]
+        assert "two_hops_dispatch" in names and "two_hops_combine" in names
+    # Every wait for a signal that came over the network has an arrow from it.
+    ends = {ph: {e["id"] for e in merged["traceEvents"] if e["ph"] == ph} for ph in "sf"}
+    assert ends["s"] == ends["f"] and len(ends["s"]) >= 2 * CASE.ranks
+    if fabric == "ibgda":
+        far = [e for e in slices(merged, "put") if e["pid"] // 2 == e["args"]["peer"] // 2]
+        assert slices(merged, "put") and not far, "only rows between nodes go through NICs"
+        moved = sum(e["args"]["bytes"] for e in slices(merged, "put"))
+        assert moved > CASE.ranks * CASE.tokens_of(0) * CASE.hidden
+
+
+@pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
+def test_slices_of_a_track_nest(tmp_path: Path, fabric: str) -> None:
+    """Otherwise Perfetto draws them over each other."""
+    for path in record(tmp_path, fabric, 0.01):
+        tracks: dict[int, list[tuple[float, float]]] = {}
+        for entry in read(path)["traceEvents"]:
+            if entry["ph"] == "X":
+                tracks.setdefault(entry["tid"], []).append((entry["ts"], entry["ts"] + entry["dur"]))
+        for intervals in tracks.values():
+            for a in intervals:
+                for b in intervals:
+                    apart = a[1] <= b[0] or b[1] <= a[0]
+                    inside = (a[0] <= b[0] and b[1] <= a[1]) or (b[0] <= a[0] and a[1] <= b[1])
+                    assert apart or inside, (a, b)
+
+
+def test_the_waits_for_a_late_rank_explain_the_dispatch(tmp_path: Path) -> None:
+    """In a world of ranks the clock stands still while they work, so waits are all there is."""
+    merged = merge([read(path) for path in record(tmp_path, "ibgda", 0.5)])
+    for found in explain(merged):
+        if found.name != "dispatch" or found.rank == LATE:
+            continue
+        assert found.duration == pytest.approx(0.5e6, rel=0.01)
+        assert found.share == pytest.approx(1.0, abs=0.05)
+    # Ranks of the other node wait for the rank of theirs that forwards the late one's rows, or for the late one itself.
+    own_node = next(found for found in explain(merged) if found.name == "dispatch" and found.rank == LATE + 1)
+    assert next(iter(own_node.waits))[1] == LATE, own_node.waits
+
+
+def test_two_nodes_of_processes(workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By real clocks, over the environment variable and the command line."""
+    monkeypatch.setenv("DEEP_EP_TRACE", str(tmp_path / "t.json"))
+    done = torchrun(workers / "traced.py", 4, f"--late={LATE}", "--seconds=0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = [str(tmp_path / f"t.rank{rank}.json") for rank in range(4)]
+    joined, picture = tmp_path / "all.json", tmp_path / "all.svg"
+    result = CliRunner().invoke(main, ["trace", "merge", *files, "-o", str(joined)])
+    assert result.exit_code == 0 and "4 ranks" in result.output, result.output
+    dispatches = [one for one in explain(read(joined)) if one.name == "dispatch" and one.rank != LATE]
+    for rank in (0, 1, 3):
+        longest = max((one for one in dispatches if one.rank == rank), key=lambda one: one.duration)
+        assert longest.duration > 0.4e6 and longest.share > 0.95, longest
+    result = CliRunner().invoke(main, ["trace", "explain", str(joined)])
+    assert result.exit_code == 0 and "dispatch" in result.output and f"rank {LATE}" in result.output, result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+    draws = ["trace", "draw", str(joined), "-o", str(picture), "--title=Two nodes"]
+    result = CliRunner().invoke(main, [*draws, "--operation=0"])
+    assert result.exit_code == 0 and picture.read_text().count("<path") > 100, result.output
+    result = CliRunner().invoke(main, [*draws, "--operation=1000"])
+    assert result.exit_code == 1 and "--operation 1000: expected one of 0 to" in result.output
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, CASE, "peer") as buffer:
+            in_progress = pytest.raises(
+                deep_ep.DeepEPError, match=r"trace: a recording .*a\.rank\d\.json is in progress"
+            )
+            with buffer.trace(tmp_path / "a.json"), in_progress:
+                buffer.trace(tmp_path / "b.json").__enter__()
+            (tmp_path / "file").touch()
+            with pytest.raises(OSError, match="file"):
+                buffer.trace(tmp_path / "file" / "c.json").__enter__()
+            with buffer.trace(tmp_path / "again.json"):
+                pass
+
+    run_ranks(CASE.ranks, on_each_rank)
+    files = sorted(path.name for path in tmp_path.glob("*.json"))
+    assert files == [f"{name}.rank{rank}.json" for name in ("a", "again") for rank in range(CASE.ranks)]
+    (tmp_path / "other.json").write_text('{"traceEvents": []}')
+    result = CliRunner().invoke(main, ["trace", "explain", str(tmp_path / "other.json")])
+    assert result.exit_code == 1 and "other.json: expected a timeline that deep_ep_py has written" in result.output
+    twice = [str(tmp_path / "a.rank0.json")] * 2
+    result = CliRunner().invoke(main, ["trace", "explain", *twice])
+    assert result.exit_code == 1 and "of ranks [0, 0]: expected different ranks of one Buffer" in result.output
+
+
+def test_two_buffers_of_a_process_write_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_TRACE", str(tmp_path / "t.json"))
+
+    def on_each_rank(group: Any) -> None:
+        for _ in range(2):
+            make_buffer(group, CASE, "peer").destroy()
+
+    run_ranks(2, on_each_rank)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert len(names) == 4 and all("rank" in name for name in names), names
+
+
+def test_events_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deep_ep_py.trace.recording.MAX_EVENTS", 5)
+    files = record(tmp_path, "ibgda")
+    kept = [e for path in files for e in read(path)["traceEvents"] if e["ph"] == "X" and e["cat"] != "operation"]
+    assert len(kept) <= 5 * CASE.ranks and all(read(path)["metadata"]["events_lost"] > 0 for path in files)
+    assert json.loads(files[0].read_text())["metadata"]["rank"] == 0
