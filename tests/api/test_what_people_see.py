@@ -21,6 +21,7 @@ from deep_ep_py.core.arguments import describe
 from deep_ep_py.core.native import C
 from deep_ep_py.device import cpu
 from deep_ep_py.errors import brief
+from deep_ep_py.modes.normal import rows
 from deep_ep_py.testing import run_ranks
 from harness import dispatch_arguments
 from places import ROOT
@@ -248,3 +249,17 @@ def test_every_count_of_stats_is_documented() -> None:
             return [name for name in buffer.stats() if f"`{name}`" not in (deep_ep.Buffer.stats.__doc__ or "")]
 
     assert run_ranks(1, on_each_rank) == [[]]
+
+
+@pytest.mark.once
+def test_fp8_rows_without_scales_are_noticed_once(caplog: pytest.LogCaptureFixture) -> None:
+    rows._say_how_scales_travel.cache_clear()
+    x = torch.zeros(3, 32)
+    for _ in range(2):
+        rows.Rows.of("x", x.to(torch.float8_e4m3fn), x.device)
+        rows.Rows.of("x", (x.to(torch.float8_e4m3fn), torch.ones(3)), x.device)
+        rows.Rows.of("x", x.to(torch.uint8), x.device)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "x: torch.float8_e4m3fn rows without scales move as they are; scales travel only in x=(rows, scales)"
+    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from deep_ep_py.core import arguments
+from deep_ep_py.core.logs import log
 
-ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+ONE_BYTE = (*FP8, torch.int8, torch.uint8)
 TWO_BYTES = (torch.bfloat16, torch.float16, torch.int16)
 _TYPES = (*TWO_BYTES, *ONE_BYTE)
 """Ranks compare row types by their index in this tuple."""
@@ -46,7 +49,10 @@ class Rows:
             The message names the argument.
         """
         if not isinstance(value, tuple):
-            return Rows(arguments.rows(name, value, _TYPES, device, count))
+            rows = Rows(arguments.rows(name, value, _TYPES, device, count))
+            if rows.x.dtype in FP8:
+                _say_how_scales_travel(name, rows.x.dtype)
+            return rows
         if len(value) != 2:
             raise TypeError(f"{name}=a tuple of {len(value)}: expected a tensor, or a tuple of FP8 rows and scales")
         x = arguments.rows(f"{name}[0]", value[0], ONE_BYTE, device, count)
@@ -110,3 +116,11 @@ class Rows:
 
 def _per_row(scales: torch.Tensor) -> int:
     return 1 if scales.dim() == 1 else scales.shape[1]
+
+
+@cache
+def _say_how_scales_travel(name: str, dtype: torch.dtype) -> None:
+    """Warn once per process: rows that are scaled by a constant need no scales, but forgotten ones are a bug."""
+    log.warning(
+        "%s: %s rows without scales move as they are; scales travel only in %s=(rows, scales)", name, dtype, name
+    )
