@@ -225,7 +225,7 @@ class Connections:
     def leave_note(self, value: dict[str, Any]) -> None:
         """Send values to every other rank on this machine, for its `notes`. Never waits: a rank may miss them."""
         message = _NOTE + json.dumps(value).encode()
-        for connection in self._outgoing.values():
+        for connection in list(self._outgoing.values()):  # another thread may close the connections
             with suppress(OSError):  # the rank has ended
                 _send_to(connection, message, [])
 
@@ -233,7 +233,7 @@ class Connections:
         """Return the latest value of each name that the other ranks on this machine have left, by rank. Never waits."""
         if self._receiving.acquire(blocking=False):  # otherwise another thread is in an exchange, and takes them in
             try:
-                for rank, connection in self._incoming.items():
+                for rank, connection in list(self._incoming.items()):
                     self._take_in(rank, connection)
             finally:
                 self._receiving.release()
