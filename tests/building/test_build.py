@@ -1,4 +1,4 @@
-"""The build of the project: its variants, what is rebuilt when, and the contents of a wheel."""
+"""The build of the project: its variants, and what is rebuilt when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import measure
 import native_build
 import run_tests
 from deep_ep_py.core import native
-from places import CSRC, ROOT, SCRIPTS
+from places import SCRIPTS
 
 pytestmark = pytest.mark.once
 
@@ -186,21 +185,6 @@ def test_extension_needs_only_the_compiler_runtime() -> None:
     text = subprocess.check_output(["readelf", "--dynamic", "--wide", native.C.__file__], text=True)
     needed = {re.split(r"[.-]", name)[0] for name in re.findall(r"NEEDED.*\[(.+)\]", text)}
     assert needed <= {"libstdc++", "libm", "libgcc_s", "libc", "libpthread", "libdl", "librt", "ld"}
-
-
-def test_wheel_carries_the_headers(tmp_path: Path) -> None:
-    for name in ("csrc", "deep_ep_py", "scripts"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    environment = {**os.environ, "DEEP_EP_BUILDS": "none"}
-    subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tmp_path, env=environment, check=True)
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    headers = {f"deep_ep_py/csrc/{p.relative_to(CSRC).as_posix()}" for p in CSRC.rglob("*.h")}
-    assert headers
-    assert headers <= names
-    assert {"deep_ep_py/buffer.py", "deep_ep_py/py.typed", "deep_ep_py/_C/__init__.pyi"} <= names
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_what_failed_is_tried_again(setup: Setup, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("target", "small"),
-    [("demo", True), ("train", True), ("build", False), ("test", False), ("test-fast", False)],
+    [("demo", True), ("train", True), ("wheel", True), ("build", False), ("test", False), ("test-fast", False)],
 )
 def test_targets_ask_for_what_they_need(target: str, small: bool) -> None:
     planned = subprocess.check_output(["make", "--dry-run", "--no-print-directory", target], cwd=ROOT, text=True)
