@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv clang build demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report clean
+.PHONY: help venv runtime clang build wheel demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -20,14 +20,20 @@ clang: ## the virtual environment, with a clang++ that has ThreadSanitizer if th
 venv: ## create the virtual environment if it is missing or pyproject.toml has changed
 	@$(SETUP)
 
+runtime: ## the virtual environment, without what only tests, linters and stubs need
+	@$(SETUP) --runtime
+
 build: venv ## compile the extension in place (DEEP_EP_BUILDS=fast,exact,asan,tsan or all; default fast)
 	@$(PY) setup.py --quiet build_ext --inplace
 
-demo: venv ## a MoE layer on 8 ranks: dispatch, experts, combine; checked, timed, plotted
+wheel: runtime ## a wheel in dist/, for this Python; tagged manylinux if auditwheel is installed
+	@$(PY) scripts/make_wheel.py $(ARGS)
+
+demo: runtime ## a MoE layer on 8 ranks: dispatch, experts, combine; checked, timed, plotted
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.moe_demo $(ARGS)
 
-train: venv ## train a MoE language model with experts on 4 ranks; losses checked against one process
+train: runtime ## train a MoE language model with experts on 4 ranks; losses checked against one process
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 

@@ -1,7 +1,11 @@
 """Make the virtual environment that all make targets use. Needs nothing but the user's Python, which runs it.
 
 If this Python can import torch, that torch is used as is; otherwise one is installed. The script does nothing if the
-environment is ready and pyproject.toml has not changed since. An existing environment is completed, never replaced.
+environment is ready and neither pyproject.toml nor this file has changed since. An existing environment is completed,
+never replaced.
+
+With --runtime it installs only what building and running the library takes. Another call without it adds the rest: what
+the tests, the linters and the stubs need.
 
 With --clang it also finds a clang++ with ThreadSanitizer, or installs one from pip if the system has none: half of what
 the tests can find needs one.
@@ -23,6 +27,8 @@ TORCH = "torch==2.13.0"
 CLANG = "ziglang>=0.17"  # as pyproject.toml has it
 # NVSHMEM's bindings, for tests over a stand-in for its library: without the library itself, which has some hundred MB.
 NVSHMEM = "nvshmem4py-cu13==0.4.1"
+# The extras of pyproject.toml that are installed: the demo and the training example draw plots.
+RUNTIME_EXTRA, TEST_EXTRA = "plot", "test"
 
 
 def run(*command: str | Path) -> None:
@@ -64,13 +70,20 @@ def pip_of(python: Path) -> tuple[str | Path, ...]:
     return (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
-def complete(venv: Path) -> None:
+def complete(venv: Path, extra: str) -> None:
+    """Install torch, the build's requirements, and the package with one of its extras."""
     python = venv / "bin" / "python"
     pip = pip_of(python)
     if not imports(python, "torch"):
         run(*pip, TORCH)
     run(*pip, "setuptools>=77", "pybind11>=2.12")
-    run(*pip, "--no-build-isolation", "--editable", ".[test]")
+    run(*pip, "--no-build-isolation", "--editable", f".[{extra}]")
+
+
+def complete_for_tests(venv: Path) -> None:
+    """Install what tests need and no extra brings."""
+    python = venv / "bin" / "python"
+    pip = pip_of(python)
     # pip and imports find packages of an outer environment, but the search for NVRTC's library does not.
     loads_nvrtc = [python, "-c", "from cuda.bindings import nvrtc; nvrtc.nvrtcVersion()"]
     if subprocess.run(loads_nvrtc, cwd=ROOT, capture_output=True).returncode != 0:
@@ -98,17 +111,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path)
     parser.add_argument("--clang", action="store_true", help="also provide a clang++")
+    parser.add_argument("--runtime", action="store_true", help="leave out what only tests, linters and stubs need")
     options = parser.parse_args()
     venv = Path(os.path.abspath(options.venv))
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()
-    stamp = venv / ".ready"
+    full, runtime = venv / ".ready", venv / ".ready-runtime"
+    stamps = (full, runtime) if options.runtime else (full,)  # the full set contains the other
     with Path(f"{venv}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists() or stamp.read_text() != wanted:
+        if not any(stamp.exists() and stamp.read_text() == wanted for stamp in stamps):
             if not (venv / "bin" / "python").exists():
                 create(venv)
-            complete(venv)
-            stamp.write_text(wanted)
+            complete(venv, RUNTIME_EXTRA if options.runtime else TEST_EXTRA)
+            if not options.runtime:
+                complete_for_tests(venv)
+            stamps[-1].write_text(wanted)
         if options.clang:
             need_clang(venv)
 
