@@ -22,7 +22,7 @@ version = release = deep_ep_py.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
 root_doc = "docs/site/index"
-include_patterns = ["*.md", "docs/**", "benchmarks/README.md"]
+include_patterns = ["*.md", "docs/**", "benchmarks/**"]
 exclude_patterns = [".*", "build", "out", "csrc", "scripts", "tests", "third_party", "**/.ipynb_checkpoints"]
 
 # GitHub's Markdown: its anchors, and links to lines of a page. Notebooks are committed with their outputs.
