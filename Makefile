@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv runtime clang build wheel demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report clean
+.PHONY: help venv runtime clang build wheel demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report docs docs-pictures clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -82,6 +82,17 @@ gpu-check: ## on a machine with a GPU, with the packages of its python3: build, 
 
 compile-report: venv ## registers, shared memory and spills of every kernel, from NVRTC
 	$(PY) -m deep_ep_py compile --all --fresh --arch sm_90a $(ARGS)
+
+docs: venv ## the documentation as a site in out/docs, with an API reference; a broken link fails
+	@$(PY) -c 'import furo, myst_nb, numpydoc' 2>/dev/null || \
+		DEEP_EP_BUILDS=none $(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable '.[docs]'
+	@$(PY) setup.py --quiet build_ext --inplace
+	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs/site --doctree-dir build/doctrees . out/docs $(ARGS)
+	@echo out/docs/index.html
+
+docs-pictures: venv ## run what the pictures of docs/concepts.md show, and draw them again
+	@$(PY) setup.py --quiet build_ext --inplace
+	@PYTHONPATH=. $(PY) docs/pictures.py $(ARGS)
 
 clean: ## remove build outputs; the virtual environment stays
 	rm -rf build dist *.egg-info deep_ep_py/_C_*.so .pytest_cache .mypy_cache .ruff_cache

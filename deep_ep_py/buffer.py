@@ -373,7 +373,7 @@ class Buffer(V1Surface):
             From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from
             `num_tokens_per_rank`.
         topk_idx : torch.Tensor, optional
-            int64 or int32 [tokens, top-k], sent with the tokens.
+            int64 or int32 [tokens, top-k], sent with the tokens; requires `topk_weights`.
         topk_weights : torch.Tensor, optional
             float32 [tokens, top-k]; requires `topk_idx`.
         expert_alignment : int
