@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import finalize
 
 import torch
 
@@ -259,6 +260,8 @@ class Buffer(V1Surface):
                 symmetric,
             )
             self._recordings = start_if_asked(self._engine)
+            for recording in self._recordings:
+                finalize(self, recording.end_quietly)
         except BaseException:
             if symmetric is not None:
                 symmetric.leave()
@@ -517,7 +520,7 @@ class Buffer(V1Surface):
         rank ended the wait, and what its software NICs wrote and signaled, with arrows from signals to waits. On a GPU
         the same operations appear as NVTX ranges in profilers. `python -m deep_ep_py trace merge` joins the files of
         all ranks. The environment variable DEEP_EP_TRACE records every Buffer of a process, from its construction to
-        its destruction. Not collective. Only one recording of a Buffer can be in progress.
+        its destruction. Not collective. A process can record one Buffer per rank at a time.
 
         Parameters
         ----------
@@ -530,11 +533,10 @@ class Buffer(V1Surface):
         OSError
             The file cannot be written; raised at the start.
         DeepEPError
-            A recording of this Buffer is in progress, for example because DEEP_EP_TRACE is set.
+            A recording of a Buffer with this rank is in progress in this process, for example because DEEP_EP_TRACE is
+            set.
         """
-        self._engine.check_process()
-        if any(not recording.ended for recording in self._recordings):
-            raise DeepEPError(f"trace: a recording of this Buffer into {self._recordings[-1].path} is in progress")
+        self._engine.check_usable()
         recording = Recording(Path(path), self._engine)
         self._recordings = [recording]
         try:
@@ -723,11 +725,13 @@ class Buffer(V1Surface):
 
         In a forked child this does nothing, since the Buffer belongs to the parent.
         """
-        for recording in self._recordings:
-            recording.end()
-        self._engine.destroy()
-        if self._engine.destroyed:
-            self.group = None  # a group that outlives `destroy_process_group` may crash the process at exit
+        try:
+            self._engine.destroy()
+            if self._engine.destroyed:
+                self.group = None  # a group that outlives `destroy_process_group` may crash the process at exit
+        finally:
+            for recording in self._recordings:  # now that its last kernels have ended
+                recording.end_quietly()
 
     def __enter__(self) -> Buffer:
         return self

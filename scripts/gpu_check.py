@@ -100,7 +100,18 @@ def steps(out: Path, quick: bool) -> list[Step]:
     python = sys.executable
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
     # A kernel that never ends must not take the time of all tests.
-    pytest = [python, "-m", "pytest", "-rs", "--durations=8", "--timeout=40", "--maxfail=5", "-o", "addopts="]
+    pytest = [
+        python,
+        "-m",
+        "pytest",
+        "-rs",
+        "--durations=8",
+        "--timeout=40",
+        "--timeout-method=signal",
+        "--maxfail=5",
+        "-o",
+        "addopts=",
+    ]
     tests, low_latency = [*pytest, "tests/gpu/test_gpu.py"], [*pytest, "tests/gpu/test_low_latency.py"]
     if quick:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure or nic or fp8"]
@@ -114,7 +125,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
         Step("tests", tests, 60 if quick else 150, shares=True),
         Step("low_latency_tests", low_latency, 40 if quick else 90, shares=True),
-        Step("moe_tests", [*pytest, "tests/gpu/test_moe.py"], 30),
+        Step("moe_tests", [*pytest, "tests/gpu/test_moe.py"], 60),
     ]
     for name, (options, environment) in BENCHMARKS.items():
         files = [f"--json={out / f'{name}.json'}", f"--plot={out / f'{name}.png'}"]

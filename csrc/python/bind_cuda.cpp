@@ -214,7 +214,7 @@ void bind_cuda(py::module_& module) {
         .def_property_readonly(
             "stream", [](const StreamLauncher& launcher) { return reinterpret_cast<uint64_t>(launcher.stream()); },
             "The stream that kernels run on, as an integer.")
-        .def("keep_stream", &StreamLauncher::keep_stream,
+        .def("keep_stream", &StreamLauncher::keep_stream, NoGil(),
              "From now on the stream outlives the launcher, since tensors that were used on it may.")
         .def("finished", &StreamLauncher::finished, py::arg("serial"), NoGil())
         .def(

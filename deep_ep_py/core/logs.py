@@ -56,6 +56,8 @@ class Span:
     begin: int
     end: int
     moved: str
+    ended: bool = True
+    """Whether the operation had ended by then."""
 
 
 @dataclass
@@ -103,6 +105,14 @@ class OperationLog:
         """Return the spans, and note no more."""
         spans, self._spans = self._spans or [], None
         self.enabled = self._writes_lines
+        now = self.now_ns()
+        for operation, begun in list(self._begun.items()):
+            if begun.clock:
+                spans.append(Span(begun.kind, operation, begun.clock, now, begun.moved, ended=False))
+                begun.clock = 0
+            if begun.end_range is not None:
+                begun.end_range()
+                begun.end_range = None
         return spans
 
     def begin(self, operation: int, kind: str) -> None:
@@ -120,7 +130,7 @@ class OperationLog:
 
     def end(self, operation: int) -> None:
         """Write the line of an operation, and note its span."""
-        if not self.enabled or (begun := self._begun.pop(operation, None)) is None:
+        if (begun := self._begun.pop(operation, None)) is None:
             return
         if begun.end_range is not None:
             begun.end_range()

@@ -114,6 +114,17 @@ def run_free(
     return results, errors
 
 
+class _Collecting:
+    """Whether garbage is collected while several `run_free` run at once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kept_off, self.enabled = 0, True
+
+
+_collecting = _Collecting()
+
+
 @contextmanager
 def _nothing_is_collected() -> Iterator[None]:
     """Collect garbage now, and none on the threads of the ranks.
@@ -122,13 +133,18 @@ def _nothing_is_collected() -> Iterator[None]:
     that wait for the rank's own next launch.
     """
     gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
+    with _collecting.lock:
+        if _collecting.kept_off == 0:
+            _collecting.enabled = gc.isenabled()
+            gc.disable()
+        _collecting.kept_off += 1
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _collecting.lock:
+            _collecting.kept_off -= 1
+            if _collecting.kept_off == 0 and _collecting.enabled:
+                gc.enable()
 
 
 def _say_what_sharing_takes(ranks: int, errors: dict[int, BaseException]) -> None:

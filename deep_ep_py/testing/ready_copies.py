@@ -9,18 +9,42 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+# The host learns a value, or a size that depends on one.
 _READS = frozenset(
     {
+        torch.allclose,
         torch.equal,
+        torch.is_nonzero,
+        torch.masked_select,
+        torch.nonzero,
+        torch.unique,
         Tensor.__bool__,
+        Tensor.__complex__,
+        Tensor.__contains__,
         Tensor.__float__,
+        Tensor.__index__,
         Tensor.__int__,
+        Tensor.__repr__,
+        Tensor.allclose,
         Tensor.cpu,
+        Tensor.equal,
+        Tensor.is_nonzero,
         Tensor.item,
+        Tensor.masked_select,
+        Tensor.nonzero,
         Tensor.tolist,
+        Tensor.unique,
     }
 )
-_MOVES = frozenset({torch.tensor, Tensor.copy_, Tensor.to})
+_MAKES = frozenset({torch.as_tensor, torch.asarray, torch.tensor})
+_MOVES = _MAKES | {
+    Tensor.__getitem__,
+    Tensor.__setitem__,
+    Tensor.copy_,
+    Tensor.cuda,
+    Tensor.new_tensor,
+    Tensor.to,
+}
 
 
 def wait_for_stream() -> None:
@@ -36,6 +60,9 @@ class ReadyCopies(TorchFunctionMode):
     the lock of the GPU's context, without which no other thread of the process can launch a kernel (seen with driver
     580 on an H200). If the stream waits for a kernel of this rank, which waits for the kernel of another rank, that one
     would never be launched. Waiting for the stream holds no lock.
+
+    It sees the calls of torch that a rank makes on its own thread by name, and not what torch calls inside of others or
+    on the threads of autograd.
 
     Parameters
     ----------
@@ -57,15 +84,18 @@ class ReadyCopies(TorchFunctionMode):
 def _copies_between_devices(func: Any, values: list[Any]) -> bool:
     """Return whether a call reads from a GPU on the host, or has arguments of several devices."""
     if func in _READS:
-        return "cpu" not in _types(values)
-    return func in _MOVES and len(_types(values) | ({"cpu"} if func is torch.tensor else set())) > 1
+        return bool(_types(values) - {"cpu"})
+    implied = {"cuda"} if func is Tensor.cuda else {"cpu"} if func in _MAKES or func is Tensor.new_tensor else set()
+    return func in _MOVES and len(_types(values) | implied) > 1
 
 
 def _types(values: list[Any]) -> set[str]:
     """Return the types of the devices that are named, or that hold tensors, among a call's arguments."""
     found = set()
     for value in values:
-        if isinstance(value, (Tensor, torch.device)):
+        if isinstance(value, (list, tuple)):
+            found |= _types([one for one in value if isinstance(one, Tensor)])
+        elif isinstance(value, (Tensor, torch.device)):
             found.add(value.device.type if isinstance(value, Tensor) else value.type)
         elif isinstance(value, str):
             found.add(torch.device(value).type)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -12,11 +11,13 @@ from rich.table import Table
 
 from deep_ep_py.core.options import OutputFile
 from deep_ep_py.core.pictures import INSTALL_HINT, can_plot
+from deep_ep_py.trace.chrome import write
 from deep_ep_py.trace.explain import Explained, explain
 from deep_ep_py.trace.merge import Timeline, cut, merge, read
 from deep_ep_py.trace.picture import draw
 
 _WAITS_SHOWN = 3
+_PICTURES = (".png", ".svg", ".pdf")
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 
 
@@ -34,9 +35,11 @@ def command() -> None:
 def merge_command(files: tuple[Path, ...], output: Path) -> None:
     """Join the timelines of several ranks, with arrows from signals to the waits that they end."""
     merged = _merged(files)
-    output.write_text(json.dumps(merged) + "\n")
+    write(output, merged["traceEvents"], merged["metadata"])
     arrows = sum(entry["ph"] == "f" for entry in merged["traceEvents"])
-    click.echo(f"{output}: {len(files)} ranks, {len(merged['traceEvents'])} entries, {arrows} arrows")
+    click.echo(
+        f"{output}: {len(merged['metadata']['ranks'])} ranks, {len(merged['traceEvents'])} entries, {arrows} arrows"
+    )
 
 
 @command.command("explain")
@@ -58,6 +61,8 @@ def draw_command(files: tuple[Path, ...], output: Path, title: str, operation: i
     """Draw timelines; needs matplotlib."""
     if not can_plot():
         raise click.ClickException(INSTALL_HINT)
+    if output.suffix not in _PICTURES:
+        raise click.ClickException(f"{output}: expected a file that ends in {' or '.join(_PICTURES)}")
     timeline = _merged(files)
     if operation is not None:
         try:
@@ -71,10 +76,10 @@ def draw_command(files: tuple[Path, ...], output: Path, title: str, operation: i
 def _merged(files: tuple[Path, ...]) -> Timeline:
     try:
         timelines = [read(path) for path in files]
-        if len(timelines) == 1 and "ranks" in timelines[0]["metadata"] and "rank" not in timelines[0]["metadata"]:
+        if len(timelines) == 1 and "rank" not in timelines[0]["metadata"]:
             return timelines[0]  # merged already
         return merge(timelines)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise click.ClickException(str(error)) from None
 
 

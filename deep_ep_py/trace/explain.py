@@ -50,7 +50,8 @@ def explain(timeline: dict[str, Any]) -> list[Explained]:
 
     A kernel's blocks work and wait side by side. An instant counts as waited if a thread waits in the block of the
     kernel that waits longest, whose other threads wait for this one at the next barrier. If several of its threads
-    wait, the instant is attributed to the wait that ends last.
+    wait, the instant is attributed to the wait that ends last. Kernels belong to the operation during which they ran,
+    so the result holds for operations that end before the next begins: not with `async_finish` or receive hooks.
 
     Parameters
     ----------
@@ -78,7 +79,8 @@ def explain(timeline: dict[str, Any]) -> list[Explained]:
         rank = operation["pid"]
         total: dict[tuple[str, int], float] = defaultdict(float)
         for kernel in _inside(kernels[rank], _interval(operation)):
-            for key, spent in _longest_block(_inside(waits[rank], _interval(kernel))).items():
+            own = [wait for wait in waits[rank] if wait["args"]["stream"] == kernel["args"]["stream"]]
+            for key, spent in _longest_block(_inside(own, _interval(kernel))).items():
                 total[key] += spent
         ordered = dict(sorted(total.items(), key=lambda item: -item[1]))
         number = operation["args"]["operation"]

@@ -20,8 +20,9 @@ def read(path: Path) -> Timeline:
     """
     try:
         timeline: Timeline = json.loads(path.read_text())
-        timeline["traceEvents"], timeline["metadata"]
-    except (ValueError, KeyError, TypeError):
+        metadata = timeline["metadata"]
+        timeline["traceEvents"], metadata["group"] if "rank" in metadata else metadata["ranks"][0]["group"]
+    except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path}: expected a timeline that deep_ep_py has written") from None
     return timeline
 
@@ -45,12 +46,16 @@ def merge(timelines: Sequence[Timeline]) -> Timeline:
     Raises
     ------
     ValueError
-        Two are of the same rank, or they are of different Buffers.
+        Two are of the same rank, or they are of different groups.
     """
+    if any("rank" not in one["metadata"] for one in timelines):
+        raise ValueError(
+            "one of the timelines is merged already: expected those of single ranks, or a merged one alone"
+        )
     metadata = sorted((one["metadata"] for one in timelines), key=lambda one: one["rank"])
     numbers = [one["rank"] for one in metadata]
-    if len(set(numbers)) != len(numbers) or len({one["ranks"] for one in metadata}) > 1:
-        raise ValueError(f"the timelines are of ranks {numbers}: expected different ranks of one Buffer")
+    if len(set(numbers)) != len(numbers) or len({(one["ranks"], one["group"]) for one in metadata}) > 1:
+        raise ValueError(f"the timelines are of ranks {numbers}: expected different ranks of one group")
     reference = metadata[0]
     entries: list[dict[str, Any]] = []
     for timeline in timelines:

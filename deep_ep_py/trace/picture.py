@@ -70,6 +70,8 @@ def _draw_arrows(axis: Any, entries: list[dict[str, Any]], rows: dict[tuple[int,
     begins = {entry["id"]: entry for entry in entries if entry["ph"] == "s"}
     for entry in entries:
         if entry["ph"] == "f" and (begin := begins.get(entry["id"])) is not None:
-            places = [(one["ts"], rows[one["pid"], one["tid"]]) for one in (begin, entry)]
+            ends = [(one["ts"], rows.get((one["pid"], one["tid"]))) for one in (begin, entry)]
+            if any(row is None for _, row in ends):
+                continue  # the slice of one end reaches beyond the picture
             style = {"arrowstyle": "->", "color": "#444444", "linewidth": 0.5, "alpha": 0.6}
-            axis.annotate("", xy=places[1], xytext=places[0], arrowprops=style)
+            axis.annotate("", xy=ends[1], xytext=ends[0], arrowprops=style)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import itertools
 import os
 import threading
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from deep_ep_py.core import files
 from deep_ep_py.core.logs import log
 from deep_ep_py.core.native import C
+from deep_ep_py.errors import DeepEPError
 from deep_ep_py.trace.chrome import write_rank
 
 VARIABLE = "DEEP_EP_TRACE"
@@ -23,9 +23,45 @@ MAX_EVENTS = 1_000_000
 """Events that a process keeps, about 100 bytes each; later ones are counted and named in the file."""
 
 _MAX_HEAP_BYTES = 1 << 44
-_lock = threading.Lock()
-_recordings = 0  # in progress in this process, whose kernels and NICs have one common record
-_files: dict[Path, itertools.count[int]] = {}
+
+
+class _Process:
+    """The recordings in progress in this process, whose kernels and NICs have one common record."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.recorded: set[int] = set()  # ranks
+        self.files: dict[Path, itertools.count[int]] = {}
+
+    def begin(self, rank: int) -> None:
+        with self.lock:
+            if rank in self.recorded:
+                raise DeepEPError(f"trace: a recording of rank {rank} is in progress in this process")
+            if not self.recorded:
+                C.timeline.start(MAX_EVENTS)
+            self.recorded.add(rank)
+
+    def end(self, rank: int) -> tuple[list[C.timeline.Event], int]:
+        """Return the events of a rank, and how many of all ranks were not kept."""
+        with self.lock:
+            try:
+                return C.timeline.take(rank), C.timeline.lost()
+            finally:
+                self.recorded.discard(rank)
+                if not self.recorded:
+                    C.timeline.stop()
+
+
+_process = _Process()
+
+
+def _forget() -> None:
+    """Forget the parent's recordings in a forked child, whose own first recording clears the record."""
+    global _process
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @dataclass(frozen=True)
@@ -34,27 +70,25 @@ class Words:
 
     Parameters
     ----------
-    engine : session.engine.Engine
-        The engine of a Buffer.
+    rank : int
+        The rank of the Buffer.
+    bases : tuple of int
+        Where this process has mapped the heap of each rank; 0 where it has not.
     """
 
-    engine: Any
-
-    @property
-    def rank(self) -> int:
-        """The rank of the Buffer."""
-        rank: int = self.engine.rank
-        return rank
+    rank: int
+    bases: tuple[int, ...]
 
     def name(self, owner: int, address: int) -> str | None:
         """Return the name of the word at an address of this process that is in the memory of a rank."""
-        base = self.engine.runtime.peer_base(owner)
-        offset = address - base if base else -1
+        base = self.bases[owner]
+        offset = address - base if base and address else -1
         return f"{owner}:{offset}" if 0 <= offset < _MAX_HEAP_BYTES else None
 
 
 class Recording:
-    """A recording in progress.
+    """A recording in progress. It has the operations of one Buffer, and what all kernels and NICs of its rank do in
+    this process.
 
     Parameters
     ----------
@@ -65,6 +99,8 @@ class Recording:
 
     Attributes
     ----------
+    path : pathlib.Path
+        The file of this rank.
     ended : bool
         Whether `end` has been called.
 
@@ -72,35 +108,44 @@ class Recording:
     ------
     OSError
         The file cannot be written.
+    DeepEPError
+        A recording of a Buffer with this rank is in progress in this process.
     """
 
     def __init__(self, path: Path, engine: Any) -> None:
-        global _recordings
-        self.path = file_of(path, engine.rank, engine.ranks)
+        self.path = file_of(path.absolute(), engine.rank, engine.ranks)
         files.check_writable(self.path)
-        self._engine, self._process = engine, os.getpid()
-        with _lock:
-            if _recordings == 0:
-                C.timeline.start(MAX_EVENTS)
-            _recordings += 1
+        self._process, self._ranks, self._log = os.getpid(), engine.ranks, engine.log
+        self._group = f"{engine.membership.number} {_mark_of(engine)}"
+        self._words = Words(engine.rank, tuple(engine.runtime.peer_base(rank) for rank in range(engine.ranks)))
+        _process.begin(engine.rank)
         self.ended = False
-        engine.log.start_spans()
+        self._log.start_spans()
 
     def end(self) -> None:
-        """End the recording and write the file; does nothing the second time, or in a forked child."""
-        global _recordings
+        """End the recording and write the file; does nothing the second time, or in a forked child.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
         if self.ended or os.getpid() != self._process:
             return
         self.ended = True
-        spans, words = self._engine.log.end_spans(), Words(self._engine)
-        events, lost = C.timeline.take(words.rank), C.timeline.lost()
-        with _lock:
-            _recordings -= 1
-            if _recordings == 0:
-                C.timeline.stop()
-        write_rank(self.path, words, self._engine.ranks, spans, events, lost)
-        log.info("rank %d: timeline written to %s", words.rank, self.path)
-        self._engine = None  # it holds the memory of the Buffer
+        try:
+            spans = self._log.end_spans()
+        finally:
+            events, lost = _process.end(self._words.rank)
+        write_rank(self.path, self._words, self._ranks, self._group, spans, events, lost)
+        log.info("rank %d: timeline written to %s", self._words.rank, self.path)
+
+    def end_quietly(self) -> None:
+        """End the recording where an error must not hide another, or fail the caller: it is logged."""
+        try:
+            self.end()
+        except OSError as error:
+            log.error("rank %d: the timeline is lost: %s", self._words.rank, error)
 
 
 def file_of(path: Path, rank: int, ranks: int) -> Path:
@@ -108,25 +153,31 @@ def file_of(path: Path, rank: int, ranks: int) -> Path:
     return path if ranks == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
+def _mark_of(engine: Any) -> str:
+    """Return a short text that the ranks of a Buffer have in common, and those of others do not."""
+    return hashlib.sha256("\0".join(engine.membership.members).encode()).hexdigest()[:8]
+
+
 def start_if_asked(engine: Any) -> list[Recording]:
     """Start a recording if `DEEP_EP_TRACE` names a file; it ends with the Buffer, or at the latest with the process.
 
-    The second Buffer of a rank in a process gets a file of its own, with its number before the suffix.
+    Where the Buffer's group is not that of all processes which torchrun has started, the file's name has a mark of the
+    group. A later Buffer of the same rank in this process gets a file of its own, with its number before the suffix; it
+    is not recorded while the earlier one is. What keeps a timeline from being recorded is logged, and does not keep the
+    Buffer from working.
     """
     name = os.environ.get(VARIABLE)
     if not name:
         return []
     path = Path(name)
-    with _lock:
-        number = next(_files.setdefault(file_of(path, engine.rank, engine.ranks), itertools.count(1)))
+    if os.environ.get("WORLD_SIZE", str(engine.ranks)) != str(engine.ranks):
+        path = path.with_name(f"{path.stem}.{_mark_of(engine)}{path.suffix}")
+    with _process.lock:
+        number = next(_process.files.setdefault(file_of(path, engine.rank, engine.ranks), itertools.count(1)))
     if number > 1:
         path = path.with_name(f"{path.stem}.{number}{path.suffix}")
-    recording = Recording(path, engine)
-    atexit.register(_end, weakref.ref(recording))
-    return [recording]
-
-
-def _end(reference: weakref.ref[Recording]) -> None:
-    recording = reference()
-    if recording is not None:
-        recording.end()
+    try:
+        return [Recording(path, engine)]
+    except (OSError, DeepEPError) as error:
+        log.error("rank %d: no timeline is recorded: %s", engine.rank, error)
+        return []

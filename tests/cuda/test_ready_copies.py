@@ -42,6 +42,14 @@ def waits_of(call: Callable[[], Any]) -> int:
         lambda: HERE.to(THERE),
         lambda: THERE.copy_(HERE),
         lambda: torch.tensor([1], device="meta"),
+        lambda: torch.as_tensor([1], device="meta"),
+        lambda: THERE.new_tensor([1]),
+        lambda: THERE.equal(THERE),
+        lambda: THERE.nonzero(),
+        lambda: repr(THERE),
+        lambda: THERE[torch.tensor([1])],
+        lambda: THERE.__setitem__(0, HERE[0]),
+        lambda: torch.tensor([THERE[0], THERE[1]]),
     ],
 )
 def test_a_copy_between_devices_waits(copy: Callable[[], Any]) -> None:

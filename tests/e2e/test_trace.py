@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from deep_ep_py.__main__ import main
 from deep_ep_py.testing import run_ranks, sleep
 from deep_ep_py.trace.explain import explain
 from deep_ep_py.trace.merge import merge, read
+from deep_ep_py.trace.tracks import Tracks
 from harness import Trial, dispatch_arguments, make_buffer
 from launches import torchrun
 
@@ -120,9 +124,7 @@ def test_two_nodes_of_processes(workers: Path, tmp_path: Path, monkeypatch: pyte
 def test_what_is_refused(tmp_path: Path) -> None:
     def on_each_rank(group: Any) -> None:
         with make_buffer(group, CASE, "peer") as buffer:
-            in_progress = pytest.raises(
-                deep_ep.DeepEPError, match=r"trace: a recording .*a\.rank\d\.json is in progress"
-            )
+            in_progress = pytest.raises(deep_ep.DeepEPError, match=r"trace: a recording of rank \d is in progress")
             with buffer.trace(tmp_path / "a.json"), in_progress:
                 buffer.trace(tmp_path / "b.json").__enter__()
             (tmp_path / "file").touch()
@@ -139,7 +141,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "other.json: expected a timeline that deep_ep_py has written" in result.output
     twice = [str(tmp_path / "a.rank0.json")] * 2
     result = CliRunner().invoke(main, ["trace", "explain", *twice])
-    assert result.exit_code == 1 and "of ranks [0, 0]: expected different ranks of one Buffer" in result.output
+    assert result.exit_code == 1 and "of ranks [0, 0]: expected different ranks of one group" in result.output
 
 
 def test_two_buffers_of_a_process_write_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +162,106 @@ def test_events_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest
     kept = [e for path in files for e in read(path)["traceEvents"] if e["ph"] == "X" and e["cat"] != "operation"]
     assert len(kept) <= 5 * CASE.ranks and all(read(path)["metadata"]["events_lost"] > 0 for path in files)
     assert json.loads(files[0].read_text())["metadata"]["rank"] == 0
+
+
+def spans_of(path: Path) -> list[str]:
+    return [e["name"] for e in slices(read(path), "operation")]
+
+
+def test_a_buffer_that_is_dropped_still_writes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `destroy`, as programs do that leave a function; the next Buffer's file has its own events only."""
+    monkeypatch.setenv("DEEP_EP_TRACE", str(tmp_path / "t.json"))
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer")
+        buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+        group.barrier()
+
+    for _ in range(2):
+        run_ranks(CASE.ranks, on_each_rank)
+        gc.collect()
+    for rank in range(CASE.ranks):
+        for number in ("", ".2"):
+            found = read(tmp_path / f"t{number}.rank{rank}.json")
+            assert [e["name"] for e in slices(found, "operation")] == ["dispatch"]
+            assert [e["name"] for e in slices(found, "kernel")].count("dispatch") == 1
+
+
+def test_a_file_that_cannot_be_written_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_TRACE", str(tmp_path / "gone" / "t.json"))
+
+    def on_each_rank(group: Any) -> None:
+        with pytest.raises(KeyError, match="the caller's"), make_buffer(group, CASE, "peer") as buffer:
+            shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+            raise KeyError("the caller's")
+        assert "destroyed" in repr(buffer)
+
+    run_ranks(1, on_each_rank)
+    (tmp_path / "gone").touch()  # no folder can be made there: the Buffer works without a recording
+    run_ranks(1, lambda group: make_buffer(group, CASE, "peer").destroy())
+    monkeypatch.delenv("DEEP_EP_TRACE")
+
+    def later(group: Any) -> None:
+        with make_buffer(group, CASE, "peer") as buffer, buffer.trace(tmp_path / "later.json"):
+            pass
+
+    run_ranks(1, later)
+    assert spans_of(tmp_path / "later.json") == []
+
+
+def test_an_operation_that_fails_is_in_the_timeline(tmp_path: Path) -> None:
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, CASE, "peer", timeout=0.5) as buffer:
+            rank = buffer.rank
+            group.barrier()
+            with buffer.trace(tmp_path / "t.json"), suppress(deep_ep.DeepEPError):
+                if rank == LATE:
+                    sleep(2.0)
+                buffer.dispatch(**dispatch_arguments(trial.work, rank))
+
+    with suppress(deep_ep.DeepEPError):
+        run_ranks(CASE.ranks, on_each_rank)
+    (found,) = explain(read(tmp_path / "t.rank0.json"))
+    assert found.name == "dispatch" and found.share > 0.95 and next(iter(found.waits))[1] == LATE
+    (entry,) = slices(read(tmp_path / "t.rank0.json"), "operation")
+    assert entry["args"]["unfinished"] is True
+
+
+def test_kernels_that_a_destroy_waits_for_are_in_the_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_TRACE", str(tmp_path / "t.json"))
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, CASE, "peer") as buffer:
+            rank = buffer.rank
+            handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
+            buffer.dispatch(trial.work.x[rank], handle=handle, async_finish=True)
+
+    run_ranks(CASE.ranks, on_each_rank)
+    for rank in range(CASE.ranks):
+        kernels = [e["name"] for e in slices(read(tmp_path / f"t.rank{rank}.json"), "kernel")]
+        assert kernels.count("dispatch") == 2, kernels
+
+
+def test_slices_that_overlap_are_on_several_tracks() -> None:
+    tracks = Tracks(0)
+    for begin in range(30):
+        tracks.track(3, 0, "queue pair").add("put", "put", begin, begin + 40, {})
+    tracks.track(3, 1, "another").add("put", "put", 0, 1, {})
+    entries = list(tracks.entries())
+    names = {e["tid"]: e["args"]["name"] for e in entries if e["name"] == "thread_name"}
+    assert len(names) == 31 and list(names.values()).count("another") == 1
+    assert len({e["tid"] for e in entries if e["ph"] == "X"}) == 31
+
+
+def test_waits_of_another_stream_explain_nothing() -> None:
+    def entry(category: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+        return {"ph": "X", "cat": category, "name": category, "pid": 0, "ts": ts, "dur": dur, "args": args}
+
+    waits = [entry("wait", 10, 50, phase="data", peer=1, stream=stream, block=0, thread=0) for stream in (1, 2)]
+    kernel = entry("kernel", 0, 100, stream=1)
+    (found,) = explain({"traceEvents": [entry("operation", 0, 100, operation=7), kernel, *waits]})
+    assert found.waits == {("data", 1): 50} and found.share == 0.5

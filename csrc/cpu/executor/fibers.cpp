@@ -14,12 +14,14 @@ namespace {
 
 namespace timeline = observe::timeline;
 
-// Records a wait of a kernel's thread that began at `begin`.
+// Records a wait of a kernel's thread that began at `begin`. The word is named only if it ended the wait, which a
+// failure, a masked rank or another word may have done.
 void record_wait(const Fiber& fiber, const device::WaitNote& note, u64 begin) {
     const Grid& grid = *fiber.block->grid;
+    const bool reached = note.word != nullptr && __atomic_load_n(note.word, __ATOMIC_RELAXED) >= note.expected;
     timeline::add({timeline::Kind::kWait, grid.launch.rank, note.peer, static_cast<u32>(grid.launch.stream),
-                   fiber.block->index, fiber.thread, begin, Scheduler::get().clock.now(), note.expected, note.word,
-                   note.what});
+                   fiber.block->index, fiber.thread, begin, Scheduler::get().clock.now(), note.expected,
+                   reached ? note.word : nullptr, note.what});
 }
 
 constexpr u64 kSwitchOneIn = 4;  // in a random schedule, one memory operation in four lets other fibers run first

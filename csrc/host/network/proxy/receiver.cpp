@@ -45,11 +45,12 @@ void Receiver::publish() {
         // memory, and data that the network reports as arrived there is visible to all. It would not hold for GPU
         // memory, which the NIC's writes reach by another path than its completions. Litmus: mp_release_acquire_sys.
         auto* const word = reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source));
+        const u64 now = timeline::now();
         observe::store_release(proxy_, word, line.total);
-        if (timeline::on()) {
+        if (now != 0) {
             const i32 rank = static_cast<i32>(proxy_.rank);
-            timeline::add({timeline::Kind::kSignal, rank, rank, place.source, 0, 0, timeline::now(), timeline::now(),
-                           line.total, word, "arrival"});
+            timeline::add(
+                {timeline::Kind::kSignal, rank, rank, place.source, 0, 0, now, now, line.total, word, "arrival"});
         }
     }
     changed_.clear();
