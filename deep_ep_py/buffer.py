@@ -599,8 +599,10 @@ class Buffer(V1Surface):
             to or from where this rank keeps them, where its peers share its memory. `rounds`: those that could not, for
             lack of room there, and went through the Buffer. `copied`: combines whose rows were first copied into shared
             memory. `arena_bytes`: size of the memory for outputs; `arena_growths`: how often it has grown;
-            `arena_used`: the bytes of it that outputs occupy. `through_host`: 1 if tensors are on a GPU and rows
-            between nodes go through pinned host memory, otherwise 0.
+            `arena_used`: the bytes of it that outputs occupy; `arena_resident`: those that take memory, in use or kept
+            for later outputs; `arena_returned`: those that have been given back to the system so far, on a CPU after
+            512 operations without an output there. `through_host`: 1 if tensors are on a GPU and rows between nodes go
+            through pinned host memory, otherwise 0.
         """
         self._engine.check_usable()
         runtime = self._engine.runtime
@@ -608,6 +610,8 @@ class Buffer(V1Surface):
             "arena_bytes": runtime.arena_bytes,
             "arena_growths": len(runtime.added_pieces()),
             "arena_used": runtime.arena_used,
+            "arena_resident": runtime.arena_resident,
+            "arena_returned": runtime.arena_returned,
         }
         engine = self._engine
         through_host = engine.device.asynchronous and bool(engine.topology.networks) and not engine.is_symmetric

@@ -110,8 +110,8 @@ py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, u
 
 void bind_heap(py::module_& m) {
     py::class_<Heap, std::shared_ptr<Heap>>(m, "Heap")
-        .def_static("make_plain", &Heap::make_plain, py::arg("bytes"))
-        .def_static("make_shared", &Heap::make_shared, py::arg("bytes"))
+        .def_static("make_plain", &Heap::make_plain, py::arg("bytes"), py::arg("gives_back") = false)
+        .def_static("make_shared", &Heap::make_shared, py::arg("bytes"), py::arg("gives_back") = false)
         .def_static("map", &Heap::map, py::arg("descriptor"), py::arg("bytes"))
         .def("close_descriptor", &Heap::close_descriptor)
         .def_property_readonly("descriptor", &Heap::descriptor)
@@ -500,6 +500,8 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly("arena_bytes", [](const Runtime& runtime) { return runtime.arena()->bytes(); })
         .def_property_readonly("max_put_bytes", [](const Runtime& runtime) { return runtime.max_put_bytes(); })
         .def_property_readonly("arena_used", [](const Runtime& runtime) { return runtime.arena()->used(); })
+        .def_property_readonly("arena_resident", [](const Runtime& runtime) { return runtime.arena()->resident(); })
+        .def_property_readonly("arena_returned", [](const Runtime& runtime) { return runtime.arena()->returned(); })
         .def("heap_offset",
              [](const Runtime& runtime, uint64_t address) {
                  if (runtime.arena()->contains(reinterpret_cast<const void*>(address), 1)) {

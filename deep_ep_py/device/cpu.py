@@ -82,7 +82,8 @@ class CpuDevice:
         """Allocate plain memory in one process, anonymous shared memory between several; new pages are zero."""
         del first, cleared, by_nics
         try:
-            return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
+            make = C.Heap.make_plain if in_process else C.Heap.make_shared
+            return make(size, gives_back=True)  # libfabric pins at most the memory for rows in transit
         except (RuntimeError, OSError) as error:
             raise DeepEPError(
                 f"a heap of {size} bytes cannot be allocated: {error}. It holds num_nvl_bytes or num_rdma_bytes, and "

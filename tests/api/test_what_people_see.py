@@ -123,7 +123,7 @@ def test_the_default_follows_the_limit_of_a_container(monkeypatch: pytest.Monkey
 
 
 def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(size: int) -> Any:
+    def refuse(size: int, gives_back: bool) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(cpu.C.Heap, "make_plain", refuse)

@@ -25,6 +25,7 @@ Arena::Arena(std::shared_ptr<Heap> heap, uint64_t offset, uint64_t most, bool po
       end_(first_end_),
       shared_end_(first_end_) {
     if (end_ > offset_) gaps_.emplace(offset_, end_ - offset_);
+    if (heap_->gives_back()) idle_.emplace(offset, offset + most);
 }
 
 std::optional<uint64_t> Arena::allocate(uint64_t bytes) {
@@ -74,6 +75,7 @@ std::optional<uint64_t> Arena::take(uint64_t bytes, uint64_t end) {
         gaps_.erase(gap);
         if (available > bytes) gaps_.emplace(offset + bytes, available - bytes);
         blocks_.emplace(offset, bytes);
+        if (idle_) idle_->take(offset, bytes);
         if (poison_) std::memset(address(offset), kPoison, bytes);
         return offset;
     }
@@ -86,6 +88,7 @@ void Arena::release(uint64_t offset) {
     if (block == blocks_.end()) throw std::logic_error("arena: released a block that was not allocated");
     const auto [begin, bytes] = *block;
     blocks_.erase(block);
+    if (idle_) idle_->release(begin, bytes);
     give(begin, bytes);
 }
 
@@ -106,6 +109,12 @@ void Arena::give(uint64_t begin, uint64_t bytes) {
     gaps_.emplace(begin, bytes);
 }
 
+void Arena::next_operation() {
+    if (!idle_) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_->next_operation([this](uint64_t offset, uint64_t bytes) { return heap_->give_back(offset, bytes); });
+}
+
 uint64_t Arena::bytes() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return end_ - offset_;
@@ -116,6 +125,16 @@ uint64_t Arena::used() const {
     uint64_t used = 0;
     for (const auto& [offset, bytes] : blocks_) used += bytes;
     return used;
+}
+
+uint64_t Arena::resident() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return idle_ ? idle_->resident() : end_ - offset_;
+}
+
+uint64_t Arena::returned() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return idle_ ? idle_->returned() : 0;
 }
 
 bool Arena::contains(const void* address, uint64_t bytes) const {

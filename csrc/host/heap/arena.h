@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "host/heap/heap.h"
+#include "host/heap/idle_pieces.h"
 
 namespace deep_ep::host {
 
@@ -20,6 +21,13 @@ constexpr int kPoison = 0xA5;
 // If the heap grows, so does the arena: from its size when the Buffer is made up to `most` bytes. Peers can use only
 // the part that they have mapped, that is, the part that has been shared with them; memory beyond must be shared first
 // (P10).
+//
+// Released memory may be given to another output at once, whose owner may write it without asking any peer. The
+// caller that releases it therefore knows that no peer stores or loads there for this Buffer any longer: a tensor is
+// held until its operation's kernels have ended well, and these end when all stores to outputs have arrived and all
+// readers are done (P7, P12); if they fail, until the second meeting of a recovery (P16); if they never end, forever.
+// Giving pages back to the system relies on the same, and on nothing else: it is a store of zeros. A peer that accesses
+// them nevertheless, for instance one that has been masked, loads zeros or makes pages anew, which is harmless.
 class Arena {
   public:
     Arena(std::shared_ptr<Heap> heap, uint64_t offset, uint64_t most, bool poison);
@@ -36,8 +44,17 @@ class Arena {
     // It is no longer known which peers have mapped the added memory, so it counts as not shared until shared again.
     void share_first_only();
 
+    // Called at the beginning of each operation. If the heap gives pages back, returns some of those that no output has
+    // used for long. While there are such pages, this takes up to 0.4 ms, in which no other thread can allocate or
+    // release; otherwise up to 0.4 us.
+    void next_operation();
+
     uint64_t bytes() const;
     uint64_t used() const;
+    // The part of bytes() that takes memory, or slightly more. All of it if the heap does not give pages back.
+    uint64_t resident() const;
+    // Bytes that have been given back to the system so far.
+    uint64_t returned() const;
     uint8_t* address(uint64_t offset) const { return heap_->base() + offset; }
     // Whether [address, address + bytes) is in this arena and all peers have it mapped.
     bool contains(const void* address, uint64_t bytes) const;
@@ -58,6 +75,7 @@ class Arena {
     uint64_t shared_end_;                  // end of the memory that all peers have mapped
     std::map<uint64_t, uint64_t> gaps_;    // offset -> bytes, no two adjacent
     std::map<uint64_t, uint64_t> blocks_;  // offset -> bytes
+    std::optional<IdlePieces> idle_;       // if the heap gives pages back
 };
 
 }  // namespace deep_ep::host

@@ -18,20 +18,40 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 [[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
+// Memory of the system's pages.
+class PagesHeap final : public Heap {
+  public:
+    // `advice`: the one of madvise(2) by which pages are given back.
+    PagesHeap(uint8_t* base, size_t bytes, int descriptor, std::shared_ptr<void> mapping, int advice)
+        : Heap(base, bytes, descriptor, std::move(mapping)), advice_(advice) {}
+
+    bool gives_back() const override { return true; }
+    bool give_back(size_t offset, size_t bytes) override { return madvise(base() + offset, bytes, advice_) == 0; }
+
+  private:
+    const int advice_;
+};
+
 // `kept`: the descriptor that the heap holds for its peers.
-std::shared_ptr<Heap> map_pages(size_t bytes, int flags, int descriptor, int kept) {
+std::shared_ptr<Heap> map_pages(size_t bytes, int flags, int descriptor, int kept, bool gives_back) {
     // No reservation, since the arena is large and most of it is never touched.
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, descriptor, 0);
     if (base == MAP_FAILED) raise("mapping a heap");
     std::shared_ptr<void> mapping(base, [bytes](void* mapped) { munmap(mapped, bytes); });
-    return std::make_shared<Heap>(static_cast<uint8_t*>(base), bytes, kept, std::move(mapping));
+    auto* const first = static_cast<uint8_t*>(base);
+    if (!gives_back) return std::make_shared<Heap>(first, bytes, kept, std::move(mapping));
+    // The first frees pages of a file, here of shared memory, whoever has mapped them, and needs no descriptor.
+    const int advice = (flags & MAP_SHARED) != 0 ? MADV_REMOVE : MADV_DONTNEED;
+    return std::make_shared<PagesHeap>(first, bytes, kept, std::move(mapping), advice);
 }
 
 }  // namespace
 
-std::shared_ptr<Heap> Heap::make_plain(size_t bytes) { return map_pages(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, -1); }
+std::shared_ptr<Heap> Heap::make_plain(size_t bytes, bool gives_back) {
+    return map_pages(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, -1, gives_back);
+}
 
-std::shared_ptr<Heap> Heap::make_shared(size_t bytes) {
+std::shared_ptr<Heap> Heap::make_shared(size_t bytes, bool gives_back) {
     const int descriptor = memfd_create("deep_ep_heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (descriptor < 0) raise("memfd_create");
     if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 || fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
@@ -40,7 +60,7 @@ std::shared_ptr<Heap> Heap::make_shared(size_t bytes) {
         errno = error;
         raise("sizing a heap");
     }
-    return map_pages(bytes, MAP_SHARED, descriptor, descriptor);
+    return map_pages(bytes, MAP_SHARED, descriptor, descriptor, gives_back);
 }
 
 std::shared_ptr<Heap> Heap::map(int descriptor, size_t bytes) {
@@ -54,7 +74,7 @@ std::shared_ptr<Heap> Heap::map(int descriptor, size_t bytes) {
         throw std::runtime_error("expected memory of " + std::to_string(bytes) + " bytes, found " +
                                  std::to_string(found.st_size));
     }
-    return map_pages(bytes, MAP_SHARED, descriptor, -1);
+    return map_pages(bytes, MAP_SHARED, descriptor, -1, false);
 }
 
 std::shared_ptr<uint8_t> Heap::map_again(size_t bytes) const {

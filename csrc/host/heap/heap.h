@@ -21,11 +21,13 @@ class Heap {
         size_t bytes;
     };
 
+    // `gives_back`: gives_back(). Must be false for memory that is pinned: what pins it would keep using the old pages.
+    //
     // Plain memory, for ranks that are all in this process.
-    static std::shared_ptr<Heap> make_plain(size_t bytes);
+    static std::shared_ptr<Heap> make_plain(size_t bytes, bool gives_back = false);
     // Anonymous shared memory: peers get the file descriptor, and nothing is left behind when the processes die. Its
     // size is sealed.
-    static std::shared_ptr<Heap> make_shared(size_t bytes);
+    static std::shared_ptr<Heap> make_shared(size_t bytes, bool gives_back = false);
     // Maps a peer's heap. Refuses one whose size is not sealed or is not `bytes`. The descriptor may be closed
     // afterwards.
     static std::shared_ptr<Heap> map(int descriptor, size_t bytes);
@@ -50,6 +52,11 @@ class Heap {
     // peer, whose descriptor may be closed afterwards.
     virtual int export_piece(const Piece&) const { throw std::logic_error("this heap does not grow"); }
     virtual void map_piece(const Piece&, int) { throw std::logic_error("this heap does not grow"); }
+    // Whether unused pages may be given back to the system.
+    virtual bool gives_back() const { return false; }
+    // Gives whole pages back, those of all mappings at once. From then on they read as zeros, and an access makes them
+    // anew. Returns false if the system refuses.
+    virtual bool give_back(size_t, size_t) { return false; }
     void close_descriptor();
     // Maps the first bytes of shared memory a second time, at other addresses, as long as the result lives.
     std::shared_ptr<uint8_t> map_again(size_t bytes) const;

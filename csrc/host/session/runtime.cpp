@@ -169,6 +169,7 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     call->heap_bytes = std::move(spare_.back().heap_bytes);
     spare_.pop_back();
     calls_.push_back(call);
+    arena_->next_operation();
     return call;
 }
 
