@@ -98,7 +98,7 @@ def build_driver_double(runs_kernels: bool) -> Path:
     if runs_kernels:
         sources += [double / name for name in ("execute_kernels.cpp", "interpret.cpp")]
         sources.append(root / "host" / "cpu" / "kernel_table.cpp")
-        for part in ("cpu/executor", "cpu/vector", "ptx", "ptx/order", "ptx/count"):
+        for part in ("observe", "cpu/executor", "cpu/vector", "ptx", "ptx/order", "ptx/count"):
             sources += sorted((root / part).glob("*.cpp"))
     else:
         sources.append(double / "execute_none.cpp")
@@ -120,7 +120,9 @@ def build_nvshmem_double(folder: Path, creates_queue_pairs: bool) -> Path:
     double, soname = NATIVE / "nvshmem_double", "libnvshmem_host.so.3"
     defines = [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates_queue_pairs)}"]
     flags = ["-O2", "-g1", "-shared", f"-I{native_build.SOURCE_ROOT}", *defines]
-    sources = [*sorted(double.glob("*.cpp")), *sorted((native_build.SOURCE_ROOT / "nic").glob("*.cpp"))]
+    sources = sorted(double.glob("*.cpp"))
+    for part in ("nic", "observe"):
+        sources += sorted((native_build.SOURCE_ROOT / part).glob("*.cpp"))
     link = [f"-Wl,-soname,{soname}", "-Wl,-Bsymbolic", "-ldl"]
     command = ["g++", *native_build.COMMON_FLAGS, *flags, *map(str, sources), *link, "-o", str(folder / soname)]
     subprocess.run(command, check=True)
