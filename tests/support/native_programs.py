@@ -49,11 +49,16 @@ def run(*command: str | Path, timeout: float = 120) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
+def sources_of(*folders: str) -> list[Path]:
+    """Return the sources in these folders of csrc/."""
+    return [path for folder in folders for path in sorted((native_build.SOURCE_ROOT / folder).glob("*.cpp"))]
+
+
 @cache
 def build_selftest() -> ModuleType:
     """Build a Python module with the executor and a few tiny kernels, separate from the library's extension."""
     bindings = native_build.SOURCE_ROOT / "python" / "bind_executor.cpp"
-    executor = sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp"))
+    executor = sources_of("observe", "cpu/executor")
     target = FOLDER / "tests" / f"selftest{native_build.extension_suffix()}"
     native_build.build_module(VARIANT, [*executor, bindings, NATIVE / "selftest" / "module.cpp"], target)
     spec = importlib.util.spec_from_file_location("selftest", target)
@@ -79,7 +84,7 @@ def build_aarch64(folder: Path) -> list[str]:
 
 
 def _build_whole(folder: Path, compiler: list[str], flag: str) -> Path:
-    executor = sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp"))
+    executor = sources_of("observe", "cpu/executor")
     everything = folder / "everything.cpp"
     everything.write_text("".join(f'#include "{path}"\n' for path in (*executor, NATIVE / "planted" / "main.cpp")))
     target = folder / "planted"
@@ -98,8 +103,7 @@ def build_driver_double(runs_kernels: bool) -> Path:
     if runs_kernels:
         sources += [double / name for name in ("execute_kernels.cpp", "interpret.cpp")]
         sources.append(root / "host" / "cpu" / "kernel_table.cpp")
-        for part in ("observe", "cpu/executor", "cpu/vector", "ptx", "ptx/order", "ptx/count"):
-            sources += sorted((root / part).glob("*.cpp"))
+        sources += sources_of("observe", "cpu/executor", "cpu/vector", "ptx", "ptx/order", "ptx/count")
     else:
         sources.append(double / "execute_none.cpp")
     variant = native_build.VARIANTS["exact"]  # warps of 32 lanes, and no sanitizer's runtime to preload
@@ -120,9 +124,7 @@ def build_nvshmem_double(folder: Path, creates_queue_pairs: bool) -> Path:
     double, soname = NATIVE / "nvshmem_double", "libnvshmem_host.so.3"
     defines = [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates_queue_pairs)}"]
     flags = ["-O2", "-g1", "-shared", f"-I{native_build.SOURCE_ROOT}", *defines]
-    sources = sorted(double.glob("*.cpp"))
-    for part in ("nic", "observe"):
-        sources += sorted((native_build.SOURCE_ROOT / part).glob("*.cpp"))
+    sources = [*sorted(double.glob("*.cpp")), *sources_of("nic", "observe")]
     link = [f"-Wl,-soname,{soname}", "-Wl,-Bsymbolic", "-ldl"]
     command = ["g++", *native_build.COMMON_FLAGS, *flags, *map(str, sources), *link, "-o", str(folder / soname)]
     subprocess.run(command, check=True)
