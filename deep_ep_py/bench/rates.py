@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
             {"blocks": blocks, "seconds": seconds, "gb_per_s": moved / seconds / 1e9}
             for blocks, seconds in zip(counts, spent)
         ],
-        "rates": Rates(per_block=moved / moving[0], most=moved / min(moving), startup=startup),
+        "rates": Rates(tuple((blocks, moved / seconds) for blocks, seconds in zip(counts, moving)), startup),
         "max_blocks": max_blocks,
         "linked": linked,
         "file": rates_file(_folder(), device.name, device.copies, linked),
@@ -155,18 +156,16 @@ def as_table(report: dict[str, Any]) -> Table:
     rates: Rates = report["rates"]
     table = Table(
         title=f"{_where(report)}, {report['moved_bytes'] / 1e6:.4g} MB each",
-        caption=f"One block moves {rates.per_block / 1e9:.3g} GB/s, all {rates.most / 1e9:.4g} GB/s; a call that moves "
-        f"nothing takes {1e6 * rates.startup:.3g} us.",
+        caption=f"One block moves {rates.points[0][1] / 1e9:.3g} GB/s, all {rates.most / 1e9:.4g} GB/s; a call that "
+        f"moves nothing takes {1e6 * rates.startup:.3g} us, which these rates leave out.",
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
     )
-    for column in ("blocks", "us", "GB/s", "us by the rates"):
+    for column in ("blocks", "us", "GB/s"):
         table.add_column(column, justify="right")
     for point in report["points"]:
-        modelled = rates.seconds(report["moved_bytes"], point["blocks"])
-        row = (1e6 * point["seconds"], point["gb_per_s"], 1e6 * modelled)
-        table.add_row(str(point["blocks"]), *(f"{value:.4g}" for value in row))
+        table.add_row(str(point["blocks"]), *(f"{value:.4g}" for value in (1e6 * point["seconds"], point["gb_per_s"])))
     return table
 
 
@@ -205,7 +204,7 @@ def command(tokens: int, hidden: int, iterations: int, dry_run: bool, json_file:
 
 def as_json(report: dict[str, Any]) -> dict[str, Any]:
     """Return the report as plain values."""
-    return {**report, "rates": vars(report["rates"]), "file": report["file"].name}
+    return {**report, "rates": asdict(report["rates"]), "file": report["file"].name}
 
 
 def _measure_here(tokens: int, hidden: int, iterations: int) -> dict[str, Any] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import math
 import os
 import re
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 SLACK = 0.05
@@ -16,34 +19,51 @@ SLACK = 0.05
 
 @dataclass(frozen=True)
 class Rates:
-    """The measured throughput of the blocks of a kernel that moves rows.
+    """The measured throughput of a kernel that moves rows, by the number of its blocks.
 
     Parameters
     ----------
-    per_block
-        Bytes per second, read and written, of a single block.
-    most
-        The same for as many blocks as help: the limit of memory or links.
+    points
+        Numbers of blocks, increasing from 1, each with the bytes per second, read and written, that so many blocks
+        move. Between two of them the throughput is taken to be linear; it never falls with more blocks.
     startup
         Seconds that a call takes if it moves nothing.
 
     Raises
     ------
     ValueError
-        A rate is not positive, or `startup` is negative.
+        There is no point for one block, the numbers do not increase, a throughput is not positive, or `startup` is
+        negative.
     """
 
-    per_block: float
-    most: float
+    points: tuple[tuple[int, float], ...]
     startup: float
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not (math.isfinite(value) and (value > 0 or (name == "startup" and value == 0))):
-                raise ValueError(f"{name}={value!r}: expected a positive number")
+        blocks = [count for count, _ in self.points]
+        if blocks[:1] != [1] or any(a >= b for a, b in zip(blocks, blocks[1:])):
+            raise ValueError(f"points={self.points!r}: expected numbers of blocks that increase from 1")
+        for value in (*(rate for _, rate in self.points), self.startup):
+            if not (math.isfinite(value) and (value > 0 or (value is self.startup and value == 0))):
+                raise ValueError(
+                    f"{'startup' if value is self.startup else 'a rate'}={value!r}: expected a positive number"
+                )
+
+    @cached_property
+    def _by_blocks(self) -> list[float]:
+        """The throughput with 1, 2, ... blocks, up to the largest number that was measured."""
+        found = [self.points[0][1]]
+        for (few, slow), (many, fast) in zip(self.points, self.points[1:]):
+            found += [slow + (fast - slow) * (count - few) / (many - few) for count in range(few + 1, many + 1)]
+        return list(itertools.accumulate(found, max))
+
+    @property
+    def most(self) -> float:
+        """Bytes per second of as many blocks as help: the limit of memory or links."""
+        return self._by_blocks[-1]
 
     def seconds(self, moved: float, blocks: int, share: int = 1) -> float:
-        """Return the duration of a call: `startup + moved / min(blocks * per_block, most / share)`.
+        """Return the duration of a call: `startup + moved / min(throughput(blocks), most / share)`.
 
         Parameters
         ----------
@@ -54,13 +74,15 @@ class Rates:
         share
             Ranks that share the memory.
         """
-        return self.startup + moved / min(blocks * self.per_block, self.most / share)
+        rate = self._by_blocks[min(blocks, len(self._by_blocks)) - 1]
+        return self.startup + moved / min(rate, self.most / share)
 
     def blocks_for(self, moved: float, max_blocks: int, share: int = 1) -> int:
         """Return the fewest blocks with which a call takes at most `SLACK` longer than with `max_blocks`."""
         allowed = (1 + SLACK) * self.seconds(moved, max_blocks, share) - self.startup
-        needed = math.ceil(moved / (self.per_block * allowed)) if allowed > 0 else 1
-        return max(1, min(max_blocks, needed))
+        if allowed <= 0:
+            return 1
+        return min(max_blocks, bisect.bisect_left(self._by_blocks, moved / allowed) + 1)
 
     def save(self, file: Path) -> None:
         """Write the rates to a file atomically: a reader finds all of them or the previous content."""
@@ -85,8 +107,9 @@ class Rates:
         except FileNotFoundError:
             return None
         try:
-            return Rates(**json.loads(text))
-        except (TypeError, ValueError) as error:
+            found = json.loads(text)
+            return Rates(tuple((int(blocks), float(rate)) for blocks, rate in found["points"]), float(found["startup"]))
+        except (LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{file}: expected what `python -m deep_ep_py rates` writes: {error}") from None
 
 

@@ -67,10 +67,10 @@ def main() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(rates.as_table(report))
     # For a GPU on which one block achieves nearly the maximum rate, and then only half of it.
-    ours = rates.Rates(per_block=100e9, most=101e9, startup=1e-6)
+    ours = rates.Rates(((1, 100e9), (2, 101e9)), startup=1e-6)
     ours.save(report["file"])
     (one,) = run_ranks(1, blocks_of_calls, device="cuda")
-    rates.Rates(per_block=50e9, most=101e9, startup=1e-9).save(report["file"])
+    rates.Rates(((1, 50e9), (2, 100e9)), startup=1e-9).save(report["file"])
     (more,) = run_ranks(1, blocks_of_calls, device="cuda")
     found = {"unmeasured": unmeasured, "one": one, "more": more, "table": console.export_text()}
     print(json.dumps({**rates.as_json(report), **found, "kept": str(report["file"])}))
