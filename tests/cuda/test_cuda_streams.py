@@ -53,12 +53,29 @@ def current(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
     return stream
 
 
+class FakeLauncher:
+    def __init__(self) -> None:
+        self.keeps_stream = False
+
+    def keep_stream(self) -> None:
+        self.keeps_stream = True
+
+
 @pytest.fixture
 def device() -> Any:
     device = CudaDevice.__new__(CudaDevice)
     device.torch_device = torch.device("cuda", 0)
-    device.__dict__["comm_stream"] = FakeStream()
+    device.__dict__["_stream"] = FakeStream()
+    device._launcher = FakeLauncher()
     return device
+
+
+@pytest.mark.parametrize("async_finish", [False, True])
+def test_a_stream_that_tensors_are_used_on_is_kept(device: Any, current: FakeStream, async_finish: bool) -> None:
+    """torch uses it again when they are freed, which may be after the Buffer is."""
+    device.order_after_caller(None, on_comm_stream=False)
+    device.order_caller_after([FakeTensor(), None], async_finish, on_comm_stream=False)
+    assert device._launcher.keeps_stream == async_finish
 
 
 def test_kernels_come_after_the_callers_work(device: Any, current: FakeStream) -> None:
