@@ -23,9 +23,9 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Join, explain and draw timelines that `Buffer.trace` or DEEP_EP_TRACE has recorded.
+    """Join, explain and draw recorded timelines.
 
-    A timeline opens in https://ui.perfetto.dev or chrome://tracing.
+    They are recorded by `Buffer.trace` or DEEP_EP_TRACE. A timeline opens in https://ui.perfetto.dev or chrome://tracing.
     """
 
 
@@ -33,7 +33,10 @@ def command() -> None:
 @_FILES
 @click.option("-o", "--output", type=OutputFile(), required=True, help="The file of the merged timeline.")
 def merge_command(files: tuple[Path, ...], output: Path) -> None:
-    """Join the timelines of several ranks, with arrows from signals to the waits that they end."""
+    """Join the timelines of several ranks.
+
+    Arrows lead from the signals of software NICs to the waits that they end.
+    """
     merged = _merged(files)
     write(output, merged["traceEvents"], merged["metadata"])
     arrows = sum(entry["ph"] == "f" for entry in merged["traceEvents"])
@@ -45,11 +48,18 @@ def merge_command(files: tuple[Path, ...], output: Path) -> None:
 @command.command("explain")
 @_FILES
 def explain_command(files: tuple[Path, ...]) -> None:
-    """Show how much of each operation's duration is explained by what its kernels waited for, and for which rank."""
+    """Show what each operation waited for, and for which rank.
+
+    The share of its duration that its kernels waited, and the longest waits with the rank that each was for.
+    """
     found = explain(_merged(files))
     if not found:
         raise click.ClickException("there are no operations in these timelines")
     Console(highlight=False).print(_table(found))
+    if not any(one.duration for one in found):
+        click.echo(
+            "All durations are 0: under run_ranks on a CPU the clock is virtual, and stands still while ranks work."
+        )
 
 
 @command.command("draw")

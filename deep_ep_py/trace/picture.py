@@ -41,7 +41,7 @@ def draw(timeline: dict[str, Any], path: Path, title: str = "") -> None:
     # What overlaps on a queue pair is on several tracks, and in one row here.
     labels = list(dict.fromkeys((rank, titles[rank, track]) for rank, track in tracks))
     rows = {track: labels.index((track[0], titles[track])) for track in tracks}
-    end = max((entry["ts"] + entry["dur"] for entry in slices), default=1.0)
+    end = max((entry["ts"] + entry["dur"] for entry in slices), default=0.0) or 1.0  # a virtual clock may stand still
     figure, axis = pyplot.subplots(figsize=(12, 1.2 + _ROW * len(labels)), layout="constrained")
     for entry in slices:
         row = rows[entry["pid"], entry["tid"]]

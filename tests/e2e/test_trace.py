@@ -246,6 +246,15 @@ def test_kernels_that_a_destroy_waits_for_are_in_the_timeline(tmp_path: Path, mo
         assert kernels.count("dispatch") == 2, kernels
 
 
+def test_a_clock_that_stands_still_is_explained(tmp_path: Path) -> None:
+    files = [str(path) for path in record(tmp_path, "peer")]
+    result = CliRunner().invoke(main, ["trace", "explain", *files])
+    assert result.exit_code == 0 and "the clock is virtual" in result.output, result.output
+    picture = tmp_path / "picture.png"
+    result = CliRunner().invoke(main, ["trace", "draw", *files, "-o", str(picture)])
+    assert result.exit_code == 0 and picture.stat().st_size > 0, result.output
+
+
 def test_slices_that_overlap_are_on_several_tracks() -> None:
     tracks = Tracks(0)
     for begin in range(30):
