@@ -247,7 +247,7 @@ def test_kernels_that_a_destroy_waits_for_are_in_the_timeline(tmp_path: Path, mo
 
 
 def test_a_clock_that_stands_still_is_explained(tmp_path: Path) -> None:
-    files = [str(path) for path in record(tmp_path, "peer")]
+    files = [str(path) for path in record(tmp_path, "ibgda")]
     result = CliRunner().invoke(main, ["trace", "explain", *files])
     assert result.exit_code == 0 and "the clock is virtual" in result.output, result.output
     picture = tmp_path / "picture.png"
