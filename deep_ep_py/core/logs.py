@@ -82,29 +82,27 @@ class OperationLog:
     now_ns : callable
         The clock of kernels.
     open_range : callable
-        Opens a range with a name for the device's profiler, and returns what closes it; None: it has none.
+        Opens a range with a name in the device's profiler, and returns what closes it, or None.
     """
 
     rank: int
     asynchronous: bool
     now_ns: Callable[[], int]
-    open_range: Callable[[str], Callable[[], None]] | None = None
-    enabled: bool = field(init=False)
+    open_range: Callable[[str], Callable[[], None] | None]
     _writes_lines: bool = field(init=False)
     _spans: list[Span] | None = field(init=False, default=None)
     _begun: dict[int, _Begun] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.enabled = self._writes_lines = log.isEnabledFor(logging.INFO)
+        self._writes_lines = log.isEnabledFor(logging.INFO)
 
     def start_spans(self) -> None:
-        """Note a span for each operation that ends from now on."""
-        self._spans, self.enabled = [], True
+        """Note a span for each operation that begins from now on."""
+        self._spans = []
 
     def end_spans(self) -> list[Span]:
         """Return the spans, and note no more."""
         spans, self._spans = self._spans or [], None
-        self.enabled = self._writes_lines
         now = self.now_ns()
         for operation, begun in list(self._begun.items()):
             if begun.clock:
@@ -117,15 +115,15 @@ class OperationLog:
 
     def begin(self, operation: int, kind: str) -> None:
         """Note when an operation begins."""
-        if self.enabled:
+        if self._writes_lines or self._spans is not None:
             begun = self._begun[operation] = _Begun(kind, time.perf_counter())
             if self._spans is not None:
                 begun.clock = self.now_ns()
-                begun.end_range = self.open_range(kind) if self.open_range is not None else None
+                begun.end_range = self.open_range(kind)
 
     def moved(self, operation: int, what: str, rows: int, row_bytes: int, path: str) -> None:
         """Note what an operation moves: rows or tokens, and how."""
-        if self.enabled and (begun := self._begun.get(operation)) is not None:
+        if (begun := self._begun.get(operation)) is not None:
             begun.moved = f", {rows} {what}, {rows * row_bytes} bytes, {path}"
 
     def end(self, operation: int) -> None:

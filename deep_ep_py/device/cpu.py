@@ -61,9 +61,8 @@ class CpuDevice:
     fresh_memory_is_slow = True
     comm_stream = None
 
-    def profiler_range(self, name: str) -> Callable[[], None]:
-        """There is no profiler of a CPU that shows ranges."""
-        return _nothing
+    def profiler_range(self, name: str) -> None:
+        """Open no range: no profiler of a CPU would show it."""
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
         """Return half the memory that the process may use, divided by the ranks; untouched pages cost nothing."""
@@ -167,7 +166,3 @@ class CpuDevice:
         """Do nothing: the Buffer waits for its kernels itself."""
         del tensors, async_finish, on_comm_stream
         return EventHandle()
-
-
-def _nothing() -> None:
-    pass

@@ -88,12 +88,12 @@ class CudaDevice:
         self.max_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // sharers))
         self.blocks = min(_UNMEASURED_BLOCKS, self.max_blocks)
 
-    def profiler_range(self, name: str) -> Callable[[], None]:
+    def profiler_range(self, name: str) -> Callable[[], None] | None:
         """Open an NVTX range, which profilers such as Nsight Systems show."""
         try:
             return partial(torch.cuda.nvtx.range_end, torch.cuda.nvtx.range_start(f"deep_ep_py {name}"))
         except RuntimeError:  # this torch has no NVTX
-            return _nothing
+            return None
 
     def refusal_of_gpu(self, gpu: str) -> str:
         """See `Device`. Signals are atomic additions, which CUDA guarantees between GPUs only if they are native."""
@@ -286,10 +286,6 @@ class CudaDevice:
         from deep_ep_py.jit import KERNELS
 
         return shape if KERNELS[name].takes_shape else (0, 0, 0)
-
-
-def _nothing() -> None:
-    pass
 
 
 def bulk_copies(architecture: str) -> bool:

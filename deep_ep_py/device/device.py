@@ -60,8 +60,8 @@ class Device(Protocol):
     def comm_stream(self) -> Any:
         """The torch.cuda.Stream that kernels run on, or None."""
 
-    def profiler_range(self, name: str) -> Callable[[], None]:
-        """Open a range in the device's profiler, and return what closes it."""
+    def profiler_range(self, name: str) -> Callable[[], None] | None:
+        """Open a range in the device's profiler, and return what closes it; None if it has no such profiler."""
 
     def refusal_of_gpu(self, gpu: str) -> str:
         """Return why this GPU and another cannot use each other's memory the way kernels need it.

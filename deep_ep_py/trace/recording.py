@@ -20,7 +20,7 @@ VARIABLE = "DEEP_EP_TRACE"
 """The environment variable that has every Buffer of a process record a timeline, into this file."""
 
 MAX_EVENTS = 1_000_000
-"""Events that a process keeps, about 100 bytes each; later ones are counted and named in the file."""
+"""Events that a process keeps, 64 bytes each; the file says how many came later."""
 
 _MAX_HEAP_BYTES = 1 << 44
 

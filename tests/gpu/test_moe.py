@@ -89,7 +89,7 @@ def results(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("worst", [0, ROWS + 5], ids=["counted", "worst"])
 def test_a_layer_and_its_backward(worst: int) -> None:
     case = Case("layer", 1, ROWS, hidden=HIDDEN, topk=TOPK, experts=EXPERTS)
-    x, grad = random(ROWS, HIDDEN), random(ROWS, HIDDEN + 0)
+    x, grad = random(ROWS, HIDDEN), random(ROWS + 1, HIDDEN)[1:].contiguous()
 
     def experts() -> moe.Experts:
         return moe.Experts(0, EXPERTS, HIDDEN, INTERMEDIATE, seed=3)

@@ -18,6 +18,7 @@ namespace timeline = observe::timeline;
 // failure, a masked rank or another word may have done.
 void record_wait(const Fiber& fiber, const device::WaitNote& note, u64 begin) {
     const Grid& grid = *fiber.block->grid;
+    // Other ranks' kernels, hosts and NICs raise the word. Relaxed: the value only decides what the timeline says.
     const bool reached = note.word != nullptr && __atomic_load_n(note.word, __ATOMIC_RELAXED) >= note.expected;
     timeline::add({timeline::Kind::kWait, grid.launch.rank, note.peer, static_cast<u32>(grid.launch.stream),
                    fiber.block->index, fiber.thread, begin, Scheduler::get().clock.now(), note.expected,

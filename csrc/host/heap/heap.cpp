@@ -40,7 +40,8 @@ std::shared_ptr<Heap> map_pages(size_t bytes, int flags, int descriptor, int kep
     std::shared_ptr<void> mapping(base, [bytes](void* mapped) { munmap(mapped, bytes); });
     auto* const first = static_cast<uint8_t*>(base);
     if (!gives_back) return std::make_shared<Heap>(first, bytes, kept, std::move(mapping));
-    // The first frees pages of a file, here of shared memory, whoever has mapped them, and needs no descriptor.
+    // The first frees pages of a file, here of shared memory, for all processes that have mapped them, and needs no
+    // descriptor.
     const int advice = (flags & MAP_SHARED) != 0 ? MADV_REMOVE : MADV_DONTNEED;
     return std::make_shared<PagesHeap>(first, bytes, kept, std::move(mapping), advice);
 }
