@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 Entry = dict[str, Any]
@@ -63,24 +65,24 @@ def explain(timeline: dict[str, Any]) -> list[Explained]:
     list of Explained
         By operation and rank.
     """
-    kernels: dict[int, list[Entry]] = defaultdict(list)
-    waits: dict[int, list[Entry]] = defaultdict(list)
+    kernels: dict[int, _ByTime] = defaultdict(_ByTime)  # by rank
+    waits: dict[tuple[int, int], _ByTime] = defaultdict(_ByTime)  # by rank and stream
     operations = []
     for entry in timeline["traceEvents"]:
         kind = entry.get("cat") if entry["ph"] == "X" else None
         if kind == "operation":
             operations.append(entry)
         elif kind == "kernel":
-            kernels[entry["pid"]].append(entry)
+            kernels[entry["pid"]].entries.append(entry)
         elif kind == "wait":
-            waits[entry["pid"]].append(entry)
+            waits[entry["pid"], entry["args"]["stream"]].entries.append(entry)
     found = []
     for operation in sorted(operations, key=lambda entry: (entry["args"]["operation"], entry["pid"])):
         rank = operation["pid"]
         total: dict[tuple[str, int], float] = defaultdict(float)
-        for kernel in _inside(kernels[rank], _interval(operation)):
-            own = [wait for wait in waits[rank] if wait["args"]["stream"] == kernel["args"]["stream"]]
-            for key, spent in _longest_block(_inside(own, _interval(kernel))).items():
+        for kernel in kernels[rank].inside(_interval(operation)):
+            own = waits[rank, kernel["args"]["stream"]].inside(_interval(kernel))
+            for key, spent in _longest_block(own).items():
                 total[key] += spent
         ordered = dict(sorted(total.items(), key=lambda item: -item[1]))
         number = operation["args"]["operation"]
@@ -92,9 +94,25 @@ def _interval(entry: Entry) -> Interval:
     return entry["ts"], entry["ts"] + entry["dur"]
 
 
-def _inside(entries: Sequence[Entry], outer: Interval) -> list[Entry]:
-    """Return the entries whose middle is inside; an operation that runs on has kernels that end after it."""
-    return [entry for entry in entries if outer[0] <= entry["ts"] + entry["dur"] / 2 <= outer[1]]
+def _middle(entry: Entry) -> float:
+    middle: float = entry["ts"] + entry["dur"] / 2
+    return middle
+
+
+class _ByTime:
+    """Entries that can be found by their time, once all are there."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    @cached_property
+    def _middles(self) -> list[float]:
+        self.entries.sort(key=_middle)
+        return [_middle(entry) for entry in self.entries]
+
+    def inside(self, outer: Interval) -> list[Entry]:
+        """Return the entries whose middle is inside; an operation that runs on has kernels that end after it."""
+        return self.entries[bisect.bisect_left(self._middles, outer[0]) : bisect.bisect_right(self._middles, outer[1])]
 
 
 def _longest_block(waits: Sequence[Entry]) -> dict[tuple[str, int], float]:
