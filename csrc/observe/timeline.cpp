@@ -55,10 +55,10 @@ u64 now() {
 std::vector<Event> take(i32 rank) {
     Recording& all = recorded();
     const std::lock_guard<std::mutex> guard(all.mutex);
-    const auto others =
-        std::stable_partition(all.events.begin(), all.events.end(), [&](const Event& one) { return one.rank != rank; });
-    std::vector<Event> taken(others, all.events.end());
-    all.events.erase(others, all.events.end());
+    const auto of_rank = [&](const Event& one) { return one.rank == rank; };
+    std::vector<Event> taken;
+    std::copy_if(all.events.begin(), all.events.end(), std::back_inserter(taken), of_rank);
+    std::erase_if(all.events, of_rank);
     return taken;
 }
 
