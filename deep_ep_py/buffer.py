@@ -111,6 +111,8 @@ class Buffer(V1Surface):
         room, more is available from the next dispatch on whose counts the host waits for. Calls that wait for none,
         with a handle or `num_worst_tokens`, use only what is already available: if all calls are like that, pass a
         size.
+    first_arena_bytes : int
+        Without `arena_bytes`: memory for outputs that is available from the start, if the default starts with less.
     timeout : float
         Seconds after which a wait inside a kernel times out; see `timeout_of`.
     regions : int
@@ -164,6 +166,7 @@ class Buffer(V1Surface):
         ranks_per_node: int | None = None,
         nic: NicOptions | None = None,
         arena_bytes: int | None = None,
+        first_arena_bytes: int = 0,
         timeout: float = 100.0,
         regions: int = 2,
         hops: int | None = None,
@@ -201,6 +204,7 @@ class Buffer(V1Surface):
                 )
             if arena_bytes is not None:
                 arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
+            arguments.integer("first_arena_bytes", first_arena_bytes, 0, arguments.MAX_BYTES)
             self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
             self.timeout = arguments.seconds("timeout", timeout)
             self.regions = arguments.integer("regions", regions, 1, C.MAX_REGIONS)
@@ -252,6 +256,7 @@ class Buffer(V1Surface):
                 where,
                 transient,
                 arena_bytes,
+                first_arena_bytes,
                 topology,
                 self.timeout,
                 self.regions,
@@ -459,6 +464,12 @@ class Buffer(V1Surface):
         self._check_normal("dispatch")
         streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
         given = DispatchArguments(x, handle, config=self._config(config), streams=streams, **options)
+        if handle is not None and (given.topk_idx is not None or given.topk_weights is not None):
+            raise ValueError(
+                "topk_idx, topk_weights: expected None with a handle, since a cached dispatch sends only rows"
+            )
+        if (given.topk_idx is None) != (given.topk_weights is None):
+            raise ValueError("topk_idx and topk_weights: expected both or neither")
         return PendingDispatch.begin(self._engine, given)
 
     @by_one_thread
@@ -568,6 +579,23 @@ class Buffer(V1Surface):
         layout.warmup(self._engine, row_bytes, topk)
         if fp8:
             layout.warmup(self._engine, hidden, topk)
+
+    def meet(self) -> None:
+        """Wait until all ranks have called this and all that each has queued on its device before has ended.
+
+        Collective. It waits on the host.
+
+        Raises
+        ------
+        DeepEPError
+            An operation has failed, or a graph is being captured.
+        """
+        self._engine.check_usable()
+        if self._engine.device.capturing():
+            raise DeepEPError(f"rank {self.rank}: a barrier waits on the host, which a graph capture does not allow")
+        self._engine.device.synchronize()
+        self._engine.meet()
+        self._engine.check_usable()
 
     @property
     def comm_stream(self) -> Any:

@@ -1,6 +1,8 @@
 // All kernels. deep_ep_py/jit/registry.py has the same list for GPUs.
 #pragma once
 
+#include "kernels/expand/columns.h"
+#include "kernels/expand/fold.h"
 #include "kernels/low_latency/combine.h"
 #include "kernels/low_latency/dispatch.h"
 #include "kernels/measure/handshake.h"
@@ -27,6 +29,6 @@ struct Kernels {
 using AllKernels =
     Kernels<LayoutKernel, NotifyKernel, CountsKernel, NotifyCachedKernel, DispatchKernel, CombineKernel,
             two_hops::NotifyKernel, two_hops::CountsKernel, two_hops::DispatchKernel, two_hops::CombineKernel,
-            low_latency::DispatchKernel, low_latency::CombineKernel, PostKernel, HandshakeKernel>;
+            ExpandSlotsKernel, ExpandRowsKernel, ScaleColumnsKernel, FoldKernel, low_latency::DispatchKernel, low_latency::CombineKernel, PostKernel, HandshakeKernel>;
 
 }  // namespace deep_ep

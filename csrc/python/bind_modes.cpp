@@ -14,6 +14,7 @@ namespace {
 
 using host::Runtime;
 using host::normal::CombineTensors;
+using host::normal::CountTensors;
 using host::normal::DispatchTensors;
 using host::normal::Sizes;
 using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -41,8 +42,8 @@ TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_r
 template <class Notify, class Dispatch, class Combine>
 void bind_way(py::module_& m, Notify notify, Dispatch dispatch, Combine combine) {
     m.def("notify", notify, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("is_token_in_rank"),
-          py::arg("tokens_per_expert"), py::arg("plan"), py::arg("max_rows"), py::arg("finish_later"),
-          py::arg("blocks"), NoGil());
+          py::arg("tokens_per_expert"), py::arg("plan"), py::arg("counts"), py::arg("max_rows"),
+          py::arg("finish_later"), py::arg("blocks"), NoGil());
     m.def("dispatch", dispatch, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"),
           py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("cached"), py::arg("blocks"), NoGil());
     m.def("combine", combine, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"), py::kw_only(),
@@ -74,10 +75,11 @@ void bind_normal(py::module_& module) {
     py::module_ m = module.def_submodule("normal", "The calls of normal mode.");
     py::class_<Sizes>(m, "Sizes")
         .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts, uint32_t id_bytes,
-                         uint32_t scales,
-                         uint32_t types) { return Sizes{tokens, row_bytes, topk, experts, id_bytes, scales, types}; }),
+                         uint32_t scales, uint32_t types, bool weights) {
+                 return Sizes{tokens, row_bytes, topk, experts, id_bytes, scales, types, weights};
+             }),
              py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"), py::kw_only(),
-             py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0)
+             py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0, py::arg("weights") = true)
         .def_readonly("row_bytes", &Sizes::row_bytes)
         .def_readonly("topk", &Sizes::topk)
         .def_readonly("experts", &Sizes::experts);
@@ -100,7 +102,19 @@ void bind_normal(py::module_& module) {
         .def_readwrite("src_idx", &CombineTensors::src_idx)
         .def_readwrite("combined_x", &CombineTensors::combined_x)
         .def_readwrite("combined_weights", &CombineTensors::combined_weights)
-        .def_readwrite("bias", &CombineTensors::bias);
+        .def_readwrite("bias", &CombineTensors::bias)
+        .def_readwrite("topk_idx", &CombineTensors::topk_idx)
+        .def_readwrite("choices", &CombineTensors::choices)
+        .def_readwrite("id_bytes", &CombineTensors::id_bytes)
+        .def_readwrite("experts", &CombineTensors::experts);
+    py::class_<CountTensors>(m, "CountTensors")
+        .def(py::init<>())
+        .def_readwrite("rank_sums", &CountTensors::rank_sums)
+        .def_readwrite("expert_sums", &CountTensors::expert_sums)
+        .def_readwrite("expert_rows", &CountTensors::expert_rows)
+        .def_readwrite("statistics", &CountTensors::statistics)
+        .def_readwrite("alignment", &CountTensors::alignment)
+        .def_readwrite("expanded", &CountTensors::expanded);
     py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
                                     py::arg("rank_prefix"), py::arg("source_tokens"), py::arg("rows_to_rank"));
     m.def("min_region_bytes", &host::normal::min_region_bytes, py::arg("runtime"), py::arg("sizes"));
@@ -144,6 +158,7 @@ void bind_measure(py::module_& module) {
 void bind_modes(py::module_& m) {
     bind_normal(m);
     bind_two_hops(m);
+    bind_expand(m);
     bind_low_latency(m);
     bind_measure(m);
 }

@@ -83,6 +83,7 @@ void bind_ptx(pybind11::module_& m);  // before bindings that take kernels
 void bind_runtime(pybind11::module_& m);
 void bind_modes(pybind11::module_& m);
 void bind_low_latency(pybind11::module_& m);
+void bind_expand(pybind11::module_& m);
 void bind_proxy(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_adoption(pybind11::module_& m);  // before bindings that take Wanted

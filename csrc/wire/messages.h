@@ -58,6 +58,8 @@ struct ChunkFormat {
     u32 topk_weights_bytes;
     u32 src_idx_bytes;
 
+    constexpr bool has_topk() const { return topk_idx_bytes != 0; }
+    constexpr bool has_weights() const { return topk_weights_bytes != 0; }
     constexpr u64 x_offset() const { return sizeof(ChunkHeader); }
     constexpr u64 scales_offset(u32 rows) const { return x_offset() + static_cast<u64>(rows) * x_bytes; }
     constexpr u64 topk_idx_offset(u32 rows) const {

@@ -12,6 +12,7 @@ from . import timeline
 from . import ptx
 from . import normal
 from . import two_hops
+from . import expand
 from . import low_latency
 from . import measure
 from . import proxy
@@ -61,6 +62,7 @@ __all__: list[str] = [
     "copy_rows",
     "cuda",
     "executor",
+    "expand",
     "heap_bytes",
     "ids_fit",
     "libfabric_here",

@@ -170,6 +170,15 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
+def number(name: str, value: Any, low: float, high: float) -> float:
+    """Check a number within [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}={describe(value)}: expected a number")
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value}: expected {low:g} to {high:g}")
+    return float(value)
+
+
 def device(value: Any) -> torch.device:
     """Check a device; None means the CPU."""
     if value is not None and not isinstance(value, str | torch.device):

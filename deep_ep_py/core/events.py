@@ -104,11 +104,13 @@ class EventOverlap:
 
 @dataclass(frozen=True)
 class Streams:
-    """How a call is ordered with its caller's other work: V1's stream arguments."""
+    """How a call is ordered with its caller's other work: the stream arguments of V1 and V2."""
 
     previous: EventOverlap | EventHandle | None = None
     async_finish: bool = False
     allocate_on_comm: bool = False
+    before_outputs: EventHandle | None = None
+    """What must have happened as well before outputs are written."""
 
     @property
     def event(self) -> EventHandle | None:

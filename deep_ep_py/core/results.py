@@ -34,6 +34,16 @@ class Dispatched(NamedTuple):
     event: EventOverlap
 
 
+class ElasticDispatched(NamedTuple):
+    """The result of `ElasticBuffer.dispatch`, which describes its elements."""
+
+    recv_x: Any  # a tensor, or a pair of rows and scales as `x` was
+    recv_topk_idx: Any  # a tensor, or None in the expanded layout
+    recv_topk_weights: Any
+    handle: Any
+    event: EventOverlap
+
+
 class Combined(NamedTuple):
     """The result of `Buffer.combine`, which describes its elements."""
 

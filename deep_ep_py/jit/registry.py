@@ -102,6 +102,10 @@ KERNELS = _kernels(
     Kernel("counts", "kernels/normal/notify.h", "deep_ep::counts<{static}>", "deep_ep::CountsKernel"),
     Kernel("notify_cached", "kernels/normal/notify.h", "deep_ep::notify_cached", "deep_ep::NotifyCachedKernel"),
     Kernel("dispatch", "kernels/normal/dispatch.h", "deep_ep::dispatch<{static}>", "deep_ep::DispatchKernel"),
+    Kernel("expand_slots", "kernels/expand/slots.h", "deep_ep::expand_slots<{static}>", "deep_ep::ExpandSlotsKernel"),
+    Kernel("expand_rows", "kernels/expand/rows.h", "deep_ep::expand_rows<{static}>", "deep_ep::ExpandRowsKernel"),
+    Kernel("scale_columns", "kernels/expand/columns.h", "deep_ep::scale_columns", "deep_ep::ScaleColumnsKernel"),
+    Kernel("fold", "kernels/expand/fold.h", "deep_ep::fold<{static}>", "deep_ep::FoldKernel"),
     Kernel("combine", "kernels/normal/combine.h", "deep_ep::combine<{static}>", "deep_ep::CombineKernel"),
     *(
         Kernel(

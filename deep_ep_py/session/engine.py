@@ -65,7 +65,7 @@ class Engine:
         The ranks, as returned by `connect`. If this constructor raises, the caller closes it.
     device : Device
         Where the ranks compute.
-    num_nvl_bytes, arena_bytes, timeout, regions
+    num_nvl_bytes, arena_bytes, first_arena_bytes, timeout, regions
         As in `Buffer`, already checked.
     topology : Topology
         The ranks, and how this one reaches them.
@@ -107,6 +107,7 @@ class Engine:
         device: Device,
         num_nvl_bytes: int,
         arena_bytes: int | None,
+        first_arena_bytes: int,
         topology: Topology,
         timeout: float,
         regions: int,
@@ -119,7 +120,9 @@ class Engine:
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
         self._symmetric = symmetric
-        memory = MemoryPlan.of(bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes, self.is_symmetric)
+        memory = MemoryPlan.of(
+            bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes, first_arena_bytes, self.is_symmetric
+        )
         self.region_bytes = memory.region_bytes
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))

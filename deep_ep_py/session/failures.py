@@ -61,6 +61,11 @@ def _is_mismatch(failure: C.Failure) -> bool:
 
 
 def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, process_of: Callable[[int], str]) -> str:
+    if failure.reason == C.OVERFLOW and failure.phase == C.BOUNDS_PHASE:
+        return (
+            f"topk_idx: {failure.seen} rows in the expanded layout of rank {failure.peer}, expected at most "
+            f"{failure.expected}: without a host wait, the experts of a token must be distinct"
+        )
     if failure.reason == C.OVERFLOW:
         return (
             f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "

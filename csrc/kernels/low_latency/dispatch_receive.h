@@ -4,6 +4,7 @@
 // once these routings and its own rows have arrived, while rows of later sources may still be in transit.
 #pragma once
 
+#include "kernels/common/zero_row.h"
 #include "kernels/low_latency/dispatch_args.h"
 
 namespace deep_ep::low_latency {
@@ -160,13 +161,6 @@ DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, u32 e
     }
 }
 
-// A warp.
-DEEP_EP_DEVICE_CALL void zero_row(const DispatchArgs& args, u8* to) {
-    for (u64 at = device::lane() * sizeof(u64); at < args.layout.x_bytes; at += device::kWarpSize * sizeof(u64)) {
-        *reinterpret_cast<u64*>(to + at) = 0;
-    }
-}
-
 // A warp: keeps a unit's choices and their weights for the combine, for a source whose results this rank sums.
 DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
                                    const DispatchScratch& scratch, u32 source, u32 unit) {
@@ -230,7 +224,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
         if (!mine) continue;
         __syncwarp();  // the list is complete
         if (here) device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes, args.streaming != 0);
-        for (u32 i = 0; !here && i < count; ++i) zero_row(args, scratch.targets[i]);
+        for (u32 i = 0; !here && i < count; ++i) zero_row(scratch.targets[i], args.layout.x_bytes);
         for (u32 i = 0; layout.scales_bytes != 0 && i < count; ++i) {
             const u64 index = static_cast<u64>(scratch.targets[i] - args.recv_x) / layout.x_bytes;
             place_scales(args, here ? row + layout.x_bytes : nullptr, static_cast<u32>(index / capacity),

@@ -5,11 +5,14 @@
 // chunk, so that an owner can sum a round once chunk k of every such producer has arrived. In each block some warps
 // send and the others sum: neither ever waits for the other (P11).
 //
-// The order of summation is fixed: ((0 + row of the lowest rank) + row of the next rank ...) + bias 0 + bias 1, in
-// fp32, rounded once.
+// The order of summation is fixed. In fp32, rounded once: ((0 + row of the lowest rank) + row of the next rank ...) +
+// bias 0 + bias 1. If the caller gives the tokens' choices: ((0 + bias 0) + bias 1) + the ranks' rows, in the order of
+// the last choice that each rank holds.
 #pragma once
 
 #include "device/copy_stage.h"
+#include "kernels/common/divider.h"
+#include "kernels/common/expert_ids.h"
 #include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
 #include "kernels/common/shape.h"
@@ -33,6 +36,10 @@ struct CombineArgs {
     u8* combined_x;           // [tokens, row_bytes]
     float* combined_weights;  // [tokens, topk]
     const u8* bias[2];        // [tokens, row_bytes] or null
+    ExpertIds topk_idx;       // [tokens, choices] this rank's choices, which determine the order of summation
+    u32 choices;              // 0: rank order
+    u32 experts;
+    Divider experts_per_rank;
 };
 
 // Where a source's rows for this owner are: the address of the one with index 0. For a producer that sends chunks it is
@@ -52,20 +59,22 @@ struct CombineShared {
     SharedArray<u8> sums;
     SharedArray<CombineSource> sources;
     SharedArray<const u8*>
-        rows;  // [warps, ranks] for the token that a warp sums: the rows of the ranks, then their weights
+        rows;  // [warps, summands] for the token that a warp sums: its summands, then their weights
     SharedArray<u32> progress;
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
         : sums(cut.take<u8>(block.warps * device::sums_bytes(block.copies_bytes))),
           sources(cut.take<CombineSource>(block.ranks)),
-          rows(cut.take<const u8*>(block.warps * block.ranks)),
+          rows(cut.take<const u8*>(block.warps * summands(block.ranks))),
           progress(cut.take<u32>(stream_progress_words(block.ranks))),
           bytes(cut.end()) {}
+
+    static constexpr u32 summands(u32 ranks) { return 2 + ranks; }  // biases and rows
 };
 
 // The same on all ranks, since a rank without rows has null addresses for them.
-DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.format.topk_weights_bytes != 0; }
+DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.format.has_weights(); }
 
 // Fills the chunks that a producer sends.
 template <class Shape>
@@ -179,6 +188,16 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
     return op.meet_group(threads);
 }
 
+// One thread: finds the row of a token at a rank. Returns false if there is none.
+DEEP_EP_DEVICE bool find_row(Operation& op, const CombineSource* sources, const i32* token_row, u32 r, u32& row) {
+    const i32 planned = planned_row(token_row, r);
+    if (planned < 0) return false;
+    row = static_cast<u32>(planned);
+    if (row - sources[r].there.first < sources[r].there.rows) return true;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows, row);
+    return false;
+}
+
 // A warp: lists address_of(source, row) for each rank that has a row of this token, in rank order. Returns their
 // number.
 template <class AddressOf>
@@ -189,11 +208,8 @@ DEEP_EP_DEVICE u32 list_rows(Operation& op, u32 ranks, const CombineSource* sour
     __syncwarp();  // the previous list has been read
     for (u32 base = 0; base < ranks; base += device::kWarpSize) {
         const u32 r = base + device::lane();
-        const i32 row = r < ranks ? planned_row(token_row, r) : -1;
-        const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;
-        if (row >= 0 && !there) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows, static_cast<u32>(row));
-        }
+        u32 row = 0;
+        const bool there = r < ranks && find_row(op, sources, token_row, r, row);
         const u32 mask = __ballot_sync(device::kFullMask, there);
         if (there) rows[count + __popc(mask & lanes_below)] = address_of(sources[r], static_cast<u64>(row));
         count += __popc(mask);
@@ -202,19 +218,73 @@ DEEP_EP_DEVICE u32 list_rows(Operation& op, u32 ranks, const CombineSource* sour
     return count;
 }
 
-// A warp: sums one token's rows, in rank order.
+// The rank that holds a token's k-th choice; `ranks` or more if there is none.
+DEEP_EP_DEVICE u32 rank_of_choice(const CombineArgs& args, u32 token, u32 k) {
+    const i64 expert = args.topk_idx.get(u64{token} * args.choices + k);
+    return static_cast<u64>(expert) < args.experts ? args.experts_per_rank.divide(static_cast<u32>(expert)) : ~0u;
+}
+
+// A warp: lists the biases, then the rows of the ranks that hold a token's choices, each where the token has its last
+// choice there. Returns their number. The caller may write the choices meanwhile: the list is never overrun.
+DEEP_EP_DEVICE u32 list_chosen_rows(const CombineArgs& args, Operation& op, u32 ranks, u32 row_bytes,
+                                    const CombineSource* sources, u32 token, const u8** rows) {
+    const u32 lanes_below = (1u << device::lane()) - 1;
+    const i32* const token_row = args.plan.token_row + u64{token} * ranks;
+    u32 count = 0;
+    __syncwarp();  // the previous list has been read
+    for (const u8* const bias : args.bias) {
+        if (bias == nullptr) continue;
+        if (device::lane() == 0) rows[count] = bias + u64{token} * row_bytes;
+        ++count;
+    }
+    for (u32 base = 0; base < args.choices; base += device::kWarpSize) {
+        const u32 k = base + device::lane(), r = k < args.choices ? rank_of_choice(args, token, k) : ~0u;
+        bool last = r < ranks;
+        for (u32 later = k + 1; last && later < args.choices; ++later) last = rank_of_choice(args, token, later) != r;
+        u32 row = 0;
+        const bool there = last && find_row(op, sources, token_row, r, row);
+        const u32 mask = __ballot_sync(device::kFullMask, there), at = count + __popc(mask & lanes_below);
+        if (there && at < CombineShared::summands(ranks)) rows[at] = sources[r].x + u64{row} * row_bytes;
+        count += __popc(mask);
+    }
+    __syncwarp();  // the list is complete
+    return count < CombineShared::summands(ranks) ? count : CombineShared::summands(ranks);
+}
+
+// A warp: the weights of a token's choices, each from the row of the rank that holds it; 0 where there is none.
+template <class Shape>
+DEEP_EP_DEVICE void take_chosen_weights(const CombineArgs& args, Operation& op, const Shape& shape,
+                                        const CombineSource* sources, u32 token) {
+    const i32* const token_row = args.plan.token_row + u64{token} * shape.ranks();
+    for (u32 k = device::lane(); k < shape.topk(); k += device::kWarpSize) {
+        const u32 r = rank_of_choice(args, token, k);
+        u32 row = 0;
+        const bool there = r < shape.ranks() && find_row(op, sources, token_row, r, row);
+        args.combined_weights[u64{token} * shape.topk() + k] =
+            there ? sources[r].weights[u64{row} * shape.topk() + k] : 0.0f;
+    }
+}
+
+// A warp: sums one token's rows.
 template <class Shape>
 DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shape& shape, const CombineSource* sources,
                               device::RowSums& sums, const u8** rows, u32 token) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
+    const u32 elements = row_bytes / static_cast<u32>(sizeof(u16));
+    const u64 offset = static_cast<u64>(token) * row_bytes;
+    if (args.choices != 0) {
+        const u32 count = list_chosen_rows(args, op, ranks, row_bytes, sources, token, rows);
+        sums.sum_bf16(args.combined_x + offset, rows, count, nullptr, nullptr, elements);
+        if (carries_weights(args)) take_chosen_weights(args, op, shape, sources, token);
+        return;
+    }
     const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
     u32 count = list_rows(op, ranks, sources, token_row, rows,
                           [&](const CombineSource& source, u64 row) { return source.x + row * row_bytes; });
-    const u64 offset = static_cast<u64>(token) * row_bytes;
     // Loads from peers: the release of the offer or of the chunk, at system scope, was acquired by a thread of this
     // block (find_sources(), await_round()), and the block has met since.
     sums.sum_bf16(args.combined_x + offset, rows, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
-                  args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
+                  args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, elements);
     if (!carries_weights(args)) return;
     count = list_rows(op, ranks, sources, token_row, rows, [&](const CombineSource& source, u64 row) {
         return reinterpret_cast<const u8*>(source.weights + row * topk);
@@ -280,7 +350,8 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     const u32 senders = sending ? warps / 2 : 0, summers = warps - senders;
     if (device::warp() < summers) {
         device::RowSums sums(at.sums.in(shared) + device::warp() * device::RowSums::kSharedBytes);
-        sum_rounds(args, op, shape, chunks, sources, sums, rows + device::warp() * ranks, summers * device::kWarpSize);
+        sum_rounds(args, op, shape, chunks, sources, sums, rows + device::warp() * CombineShared::summands(ranks),
+                   summers * device::kWarpSize);
     } else {
         serve_streams(
             op, args.layout, chunks, sends, [](u32) { return false; }, progress,

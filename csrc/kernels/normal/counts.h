@@ -66,4 +66,59 @@ DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, const u8* counts, u32 
     return 0;
 }
 
+// A warp: replaces `values` by their running sums. Returns the total.
+DEEP_EP_DEVICE i32 sum_up(i32* values, u32 count) {
+    i32 total = 0;
+    for (u32 first = 0; first < count; first += device::kWarpSize) {
+        const u32 i = first + device::lane();
+        i32 sum = i < count ? values[i] : 0;
+        for (u32 step = 1; step < device::kWarpSize; step *= 2) {
+            const i32 below = __shfl_up_sync(device::kFullMask, sum, step);
+            if (device::lane() >= step) sum += below;
+        }
+        if (i < count) values[i] = total + sum;
+        total += __shfl_sync(device::kFullMask, sum, device::kWarpSize - 1);
+    }
+    return total;
+}
+
+// What a rank receives, as later kernels of the caller read it: in device memory, unlike what the host reads. Device
+// pointers; null: not stored.
+struct ReceivedCounts {
+    i32* rank_sums;    // [width] running sums of the rows from each rank; with nodes, from all ranks of a local index
+    i32* expert_sums;  // [experts] running sums of the rows of each local expert, rounded up to `alignment`
+    i32* expert_rows;  // [experts] rows of each local expert
+    i32* statistics;   // [experts] the same are added here
+    u32 width;         // ranks, or ranks per node
+    u32 alignment;
+    u32 expanded;  // expert_sums: only the rows of the experts before are rounded up, not an expert's own
+
+    DEEP_EP_DEVICE i32 aligned(i32 rows) const {
+        return static_cast<i32>(wire::ceil_div(static_cast<u32>(rows), alignment) * alignment);
+    }
+    // One thread per expert.
+    DEEP_EP_DEVICE void note(u32 expert, i32 rows) const {
+        if (expert_rows != nullptr) expert_rows[expert] = rows;
+    }
+};
+
+// The block, after the meeting that follows all note() calls. `rows_from(i)` returns the rows that count for
+// rank_sums[i]. One warp does it all: each lane reads only elements that it has written itself.
+template <class RowsFrom>
+DEEP_EP_DEVICE bool store_received(Operation& op, const ReceivedCounts& counts, u32 experts, RowsFrom rows_from) {
+    if (counts.expert_rows == nullptr) return true;
+    if (device::warp() != 0) return op.meet();
+    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
+        counts.expert_sums[e] = counts.aligned(counts.expert_rows[e]);
+        if (counts.statistics != nullptr) counts.statistics[e] += counts.expert_rows[e];
+    }
+    for (u32 i = device::lane(); i < counts.width; i += device::kWarpSize) counts.rank_sums[i] = rows_from(i);
+    sum_up(counts.expert_sums, experts);
+    sum_up(counts.rank_sums, counts.width);
+    for (u32 e = device::lane(); counts.expanded != 0 && e < experts; e += device::kWarpSize) {
+        counts.expert_sums[e] -= counts.aligned(counts.expert_rows[e]) - counts.expert_rows[e];
+    }
+    return op.meet();
+}
+
 }  // namespace deep_ep

@@ -76,7 +76,7 @@ struct DispatchShared {
 };
 
 // What rows carry. The same on all ranks, since a rank without rows of its own has null addresses for them.
-DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
+DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.has_topk(); }
 DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
 
 // The block: finds where this rank's rows begin at each destination.
@@ -153,7 +153,7 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
         for (u32 i = 0; carries_topk(args) && i < count; ++i) {
             const DispatchTarget& target = targets[rows.rank[i]];
             const u64 to = static_cast<u64>(rows.row[i]) * topk;
-            store_topk(args.from, args.experts_per_rank, topk, token, rows.rank[i],
+            store_topk(args.from, args.layout.format, args.experts_per_rank, topk, token, rows.rank[i],
                        ExpertIds::at(target.topk_idx, args.from.topk_idx.id_bytes).from(to), target.topk_weights + to);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
@@ -221,7 +221,7 @@ struct DispatchChunks {
                          scales + i * scales_per_row(args.layout.format));
         }
         for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
-            store_topk(args.from, args.experts_per_rank, topk, token_at(tokens, i, to), to, idx.from(i * topk),
+            store_topk(args.from, format, args.experts_per_rank, topk, token_at(tokens, i, to), to, idx.from(i * topk),
                        weights + i * topk);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
@@ -243,7 +243,7 @@ struct DispatchChunks {
         }
         for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
             args.recv_topk_idx.set(start * topk + i, idx.get(i));
-            args.recv_topk_weights[start * topk + i] = weights[i];
+            if (format.has_weights()) args.recv_topk_weights[start * topk + i] = weights[i];
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) {
             args.recv_src_idx[start + i] = src_idx[i];

@@ -24,6 +24,7 @@ struct NotifyArgs {
     const i32* tokens_per_expert;  // [experts]; null without top-k
     Plan plan;
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
+    ReceivedCounts received;
     u64 heap_bytes;        // heap size that this rank announces (P10)
     u64* heaps;            // [ranks] host-visible: size that each rank has announced; null if the host does not wait
 };
@@ -136,6 +137,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
             if (op.present(from)) sum += bounded_count(op, from, row, e, most);
         }
         args.rows_per_expert[e] = sum;
+        args.received.note(e, sum);
     }
 }
 
@@ -144,6 +146,11 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks
     if (!receive_counts(args, op, ranks)) return;
     make_plan(args, op, ranks);
     if (!op.meet()) return;
+    const auto rows_from = [&](u32 from) {
+        const i32* const sums = args.plan.rank_prefix + op.rank();
+        return sums[from * ranks] - (from == 0 ? 0 : sums[(from - 1) * ranks]);
+    };
+    if (!store_received(op, args.received, args.layout.experts / ranks, rows_from)) return;
     // The host polls this flag and reads the counts once it is set. Litmus: host_flag.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }

@@ -34,8 +34,8 @@ DEEP_EP_DEVICE void store_scales(const Rows& rows, const wire::ChunkFormat& form
 }
 
 // A warp: localizes a row's expert ids for `destination`: the experts of other ranks become -1, with weight 0.
-DEEP_EP_DEVICE void store_topk(const Rows& rows, u32 experts_per_rank, u32 topk, u32 row, u32 destination,
-                               ExpertIds idx, float* weights) {
+DEEP_EP_DEVICE void store_topk(const Rows& rows, const wire::ChunkFormat& format, u32 experts_per_rank, u32 topk,
+                               u32 row, u32 destination, ExpertIds idx, float* weights) {
     const ExpertIds from_idx = rows.topk_idx.from(static_cast<u64>(row) * topk);
     const float* from_weights = rows.topk_weights + static_cast<u64>(row) * topk;
     const i64 first = static_cast<i64>(destination) * experts_per_rank;
@@ -43,18 +43,18 @@ DEEP_EP_DEVICE void store_topk(const Rows& rows, u32 experts_per_rank, u32 topk,
         const i64 local = from_idx.get(k) - first;
         const bool here = static_cast<u64>(local) < experts_per_rank;
         idx.set(k, here ? local : -1);
-        weights[k] = here ? from_weights[k] : 0.0f;
+        if (format.has_weights()) weights[k] = here ? from_weights[k] : 0.0f;
     }
 }
 
-// All blocks: clear the top-k choices of the output rows that no rank sends, those from `used` on. A cached dispatch
-// has no top-k.
+// All blocks: clear the top-k choices of the output rows that no rank sends, those from `used` on. A dispatch may have
+// no top-k, or top-k without weights.
 DEEP_EP_DEVICE_CALL void blank_unused_rows(const ExpertIds& idx, float* weights, u64 used, u64 rows, u32 topk) {
     if (idx.data == nullptr) return;
     const u64 step = static_cast<u64>(gridDim.x) * blockDim.x;
     for (u64 i = used * topk + blockIdx.x * blockDim.x + threadIdx.x; i < rows * topk; i += step) {
         idx.set(i, -1);
-        weights[i] = 0.0f;
+        if (weights != nullptr) weights[i] = 0.0f;
     }
 }
 

@@ -85,7 +85,7 @@ struct CombineTables {
 };
 
 // The same on all ranks, since a rank without rows has null addresses for them.
-DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.rail.topk_weights_bytes != 0; }
+DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.rail.has_weights(); }
 
 // A warp: sums rows, in their order, then adds the biases. Not inlined, for the same reason as copy_row().
 template <class Shape>

@@ -49,7 +49,7 @@ struct SendWork {
             for (u32 k = device::lane(); carries_topk(args) && k < topk; k += device::kWarpSize) {
                 const u64 from = u64{row} * topk + k;
                 parts.topk_idx.set(i * topk + k, args.from.topk_idx.get(from));
-                parts.topk_weights[i * topk + k] = args.from.topk_weights[from];
+                if (layout.rail.has_weights()) parts.topk_weights[i * topk + k] = args.from.topk_weights[from];
             }
         }
         for (u32 i = device::lane(); carries_source(args) && i < rows; i += device::kWarpSize) {
@@ -234,7 +234,7 @@ struct ForwardWork {
         }
         for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
             out.topk_idx.set(start * topk + i, from.topk_idx.get(i));
-            out.topk_weights[start * topk + i] = from.topk_weights[i];
+            if (format.has_weights()) out.topk_weights[start * topk + i] = from.topk_weights[i];
         }
         const auto* const sources = reinterpret_cast<const RowSource*>(message + format.src_idx_offset(rows));
         for (u32 i = device::lane(); carries_source(args) && i < rows; i += device::kWarpSize) {

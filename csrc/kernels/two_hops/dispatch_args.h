@@ -92,7 +92,7 @@ struct DispatchTables {
 };
 
 // What rows carry is the same on all ranks.
-DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.rail.topk_idx_bytes != 0; }
+DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.rail.has_topk(); }
 DEEP_EP_DEVICE bool carries_source(const DispatchArgs& args) { return args.layout.rail.src_idx_bytes != 0; }
 
 // The parts of a chunk of `rows` rows.

@@ -67,7 +67,7 @@ struct Forwarder {
         const u32 topk = shape.topk();
         if (format.scales_bytes != 0) store_scales(from, format, row, to.scales + at * scales_per_row(format));
         if (carries_topk(args)) {
-            store_topk(from, args.experts_per_rank, topk, row, me.near(local), to.topk_idx.from(at * topk),
+            store_topk(from, format, args.experts_per_rank, topk, row, me.near(local), to.topk_idx.from(at * topk),
                        to.topk_weights + at * topk);
         }
         if (carries_source(args) && device::lane() == 0) to.source[at] = {token, static_cast<i32>(node_row)};

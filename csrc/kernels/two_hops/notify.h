@@ -24,6 +24,7 @@ struct NotifyArgs {
     const i32* tokens_per_expert;  // [experts]
     Plan plan;
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
+    ReceivedCounts received;
     u64 heap_bytes;        // heap size that this rank announces (P10)
     u64* heaps;            // [ranks] host-visible: size that each rank has announced; null if the host does not wait
 };
@@ -148,22 +149,6 @@ DEEP_EP_DEVICE bool receive_local_counts(const NotifyArgs& args, Operation& op, 
     return op.meet();
 }
 
-// A warp: replaces `values` by their running sums. Returns the total.
-DEEP_EP_DEVICE i32 sum_up(i32* values, u32 count) {
-    i32 total = 0;
-    for (u32 first = 0; first < count; first += device::kWarpSize) {
-        const u32 i = first + device::lane();
-        i32 sum = i < count ? values[i] : 0;
-        for (u32 step = 1; step < device::kWarpSize; step *= 2) {
-            const i32 below = __shfl_up_sync(device::kFullMask, sum, step);
-            if (device::lane() >= step) sum += below;
-        }
-        if (i < count) values[i] = total + sum;
-        total += __shfl_sync(device::kFullMask, sum, device::kWarpSize - 1);
-    }
-    return total;
-}
-
 // The block: finds where each source's rows end here, and what this rank receives and forwards.
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place& me) {
     static_assert(u64{wire::kMaxTokens} * wire::kMaxRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
@@ -187,6 +172,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
             sum += bounded_count(op, me.near(f), counts, e, 0x7fffffffu - static_cast<u32>(sum));
         }
         args.rows_per_expert[e] = sum;
+        args.received.note(e, sum);
     }
     if (!op.meet() || device::warp() != 0) return;
     const i32 rows = sum_up(args.plan.rank_prefix, op.ranks());
@@ -205,6 +191,14 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, const Pla
     if (!receive_local_counts(args, op, me)) return;
     make_plan(args, op, me);
     if (!op.meet()) return;
+    const auto rows_from = [&](u32 local) {
+        i32 rows = 0;
+        for (u32 s = local; s < op.ranks(); s += me.per_node) {
+            rows += args.plan.rank_prefix[s] - (s == 0 ? 0 : args.plan.rank_prefix[s - 1]);
+        }
+        return rows;
+    };
+    if (!store_received(op, args.received, args.layout.experts_per_rank(), rows_from)) return;
     // The host polls this flag and reads the counts once it is set. Litmus: host_flag.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }

@@ -15,10 +15,21 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
 
+Outputs = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]
+"""Tokens per rank, per node (None with one node) and per expert, and the ranks of each token."""
+
+
 def count_tokens(
     engine: Engine, topk_idx: torch.Tensor, num_experts: int, streams: Streams
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventHandle]:
     """Count the tokens for each rank and expert, for `Buffer.get_dispatch_layout`. This is not an operation."""
+    outputs = launch_count(engine, topk_idx, num_experts, streams)
+    tensors = (topk_idx, *outputs)
+    return *outputs, engine.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm)
+
+
+def launch_count(engine: Engine, topk_idx: torch.Tensor, num_experts: int, streams: Streams) -> Outputs:
+    """Launch the count of the tokens for each rank and expert."""
     (tokens, topk), device, nodes = topk_idx.shape, engine.device, engine.topology.nodes
     engine.prepare(0, topk, "layout")
     with device.allocating(streams.allocate_on_comm):
@@ -27,17 +38,16 @@ def count_tokens(
         per_expert = torch.zeros(num_experts, dtype=torch.int32, device=device.torch_device)
         in_rank = torch.empty((tokens, engine.ranks), dtype=torch.bool, device=device.torch_device)
     device.order_after_caller(streams.event, streams.allocate_on_comm)
-    launch_layout(engine, topk_idx, num_experts, (per_rank, per_node, per_expert, in_rank))
-    tensors = (topk_idx, per_rank, per_expert, in_rank, per_node)
-    event = device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm)
-    return per_rank, per_node, per_expert, in_rank, event
+    outputs = per_rank, per_node, per_expert, in_rank
+    launch_layout(engine, topk_idx, num_experts, outputs)
+    return outputs
 
 
 def launch_layout(
     engine: Engine,
     topk_idx: torch.Tensor,
     num_experts: int,
-    outputs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor],
+    outputs: Outputs,
 ) -> None:
     """Launch the kernel that fills tokens per rank, per node and per expert, and the ranks of each token."""
     tokens, topk = topk_idx.shape

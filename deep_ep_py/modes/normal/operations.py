@@ -12,10 +12,12 @@ from deep_ep_py.core.events import Streams
 from deep_ep_py.core.native import C
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.errors import DeepEPError
+from deep_ep_py.modes.normal.counted import Choices, ReceivedCounts
+from deep_ep_py.modes.normal.expanded import Expanded, Placement
 from deep_ep_py.modes.normal.handles import DispatchHandle, handle_of
 from deep_ep_py.modes.normal.layout import check_room
 from deep_ep_py.modes.normal.plans import Plan, way_of
-from deep_ep_py.modes.normal.rows import Rows
+from deep_ep_py.modes.normal.rows import Received, Rows
 from deep_ep_py.session.origin import check_origin
 
 if TYPE_CHECKING:
@@ -81,6 +83,12 @@ class DispatchArguments:
     config: Config | None = None
     streams: Streams = field(default_factory=Streams)
     finish_later: bool = False
+    counts: ReceivedCounts | None = None
+    """Where to store on the device how many rows arrive."""
+    num_experts: int = 0
+    """With a handle and `topk_idx`: the number of experts."""
+    placement: Placement | None = None
+    """The layout of the outputs; None: one row per token, scales row by row."""
 
 
 @dataclass
@@ -116,24 +124,21 @@ class PendingDispatch(_Pending):
             "num_tokens_per_expert", given.num_tokens_per_expert, torch.int32, (None,), device
         )
         experts = arguments.experts(per_expert.shape[0], ranks, "len(num_tokens_per_expert)")
-        if (given.topk_idx is None) != (given.topk_weights is None):
-            raise ValueError("topk_idx and topk_weights: expected both or neither")
-        topk, id_bytes = 0, torch.int64.itemsize
-        if given.topk_idx is not None:
-            topk_idx = arguments.topk_idx(given.topk_idx, experts, device, tokens)
-            topk, id_bytes = topk_idx.shape[1], topk_idx.element_size()
-            arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, topk), device)
-        sizes = _sizes(rows, topk, experts, id_bytes)
+        sizes = _sizes(rows, given, experts)
         check_room(engine, sizes)
-        stored = tokens * (destinations(topk, ranks) if topk else ranks)
+        stored = tokens * (destinations(sizes.topk, ranks) if sizes.topk else ranks)
         blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
         way = way_of(engine.topology)
         notify, counts, dispatch, _ = way.kernels
         engine.prepare(sizes.row_bytes, sizes.topk, notify, *((counts,) if given.finish_later else ()), dispatch)
+        if given.placement is not None:
+            given.placement.prepare(engine, sizes)
 
         with engine.device.allocating(streams.allocate_on_comm):
             plan: Plan = way.empty(engine.topology, tokens, device)
+        received = given.counts or ReceivedCounts()
         tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
+        tensors = (*tensors, *received.tensors())
         with engine.opening("dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             engine.growth.announce(engine.runtime, host_waits=not given.num_worst_tokens)
@@ -143,6 +148,7 @@ class PendingDispatch(_Pending):
                 is_token_in_rank=in_rank.data_ptr(),
                 tokens_per_expert=per_expert.data_ptr(),
                 plan=plan.native(),
+                counts=received.native(),
                 max_rows=given.num_worst_tokens,
                 finish_later=given.finish_later,
                 blocks=blocks,
@@ -153,19 +159,26 @@ class PendingDispatch(_Pending):
     @staticmethod
     def _begin_cached(engine: Engine, given: DispatchArguments, blocks: int | None) -> PendingDispatch:
         handle, streams = check_handle(engine, given.handle), given.streams
-        if given.topk_idx is not None or given.topk_weights is not None:
-            raise ValueError(
-                "topk_idx, topk_weights: expected None with a handle, since a cached dispatch sends only rows"
-            )
         # Arguments that a cached dispatch ignores get their defaults.
-        given = DispatchArguments(given.x, handle, streams=streams)
+        given = DispatchArguments(
+            given.x,
+            handle,
+            topk_idx=given.topk_idx,
+            topk_weights=given.topk_weights,
+            streams=streams,
+            num_experts=given.num_experts,
+            placement=given.placement,
+        )
         rows = Rows.of("x", given.x, engine.device.torch_device, handle.tokens)
-        sizes = _sizes(rows)
+        sizes = _sizes(rows, given, given.num_experts)
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
         _, _, dispatch, _ = handle.plan.kernels
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", dispatch)
-        with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
+        if given.placement is not None:
+            given.placement.prepare(engine, sizes)
+        tensors = (*rows.tensors(), *handle.tensors(), given.topk_idx, given.topk_weights)
+        with engine.opening("cached dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = C.normal.notify_cached_dispatch(engine.runtime, sizes, handle=handle.number)
             pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, handle.plan, handle)
@@ -180,7 +193,8 @@ class PendingDispatch(_Pending):
             received = self.rows.received(count, engine.empty)
             if given.topk_idx is not None:
                 recv_topk_idx = engine.empty((count, given.topk_idx.shape[1]), given.topk_idx.dtype)
-                recv_topk_weights = engine.empty((count, given.topk_idx.shape[1]), torch.float32)
+            if given.topk_weights is not None:
+                recv_topk_weights = engine.empty((count, given.topk_weights.shape[1]), torch.float32)
             if not cached:
                 self.plan = self.plan.with_table(call, given.num_worst_tokens)
                 recv_source = engine.empty(self.plan.sources(count), torch.int32)
@@ -190,17 +204,20 @@ class PendingDispatch(_Pending):
         if self.rows.scales is not None and received.scales is not None:
             tensors.scales, tensors.recv_scales = self.rows.scales.data_ptr(), received.scales.data_ptr()
             tensors.scales_stride = self.rows.strides
-        if given.topk_idx is not None and given.topk_weights is not None:
-            tensors.topk_idx, tensors.topk_weights = given.topk_idx.data_ptr(), given.topk_weights.data_ptr()
-        if recv_topk_idx is not None and recv_topk_weights is not None:
-            tensors.recv_topk_idx, tensors.recv_topk_weights = recv_topk_idx.data_ptr(), recv_topk_weights.data_ptr()
+        if given.topk_idx is not None and recv_topk_idx is not None:
+            tensors.topk_idx, tensors.recv_topk_idx = given.topk_idx.data_ptr(), recv_topk_idx.data_ptr()
+        if given.topk_weights is not None and recv_topk_weights is not None:
+            tensors.topk_weights, tensors.recv_topk_weights = (
+                given.topk_weights.data_ptr(),
+                recv_topk_weights.data_ptr(),
+            )
         if recv_source is not None:
             tensors.recv_src_idx = recv_source.data_ptr()
         engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_source)
         if not cached:
             engine.hold(self.operation, *self.plan.tensors())
         # Earlier uses of the outputs' memory must have ended before a peer is told where it is (P9).
-        engine.device.order_after_caller(None, self.streams.allocate_on_comm)
+        engine.device.order_after_caller(self.streams.before_outputs, self.streams.allocate_on_comm)
         direct = self.plan.calls.dispatch(
             engine.runtime,
             call,
@@ -211,25 +228,27 @@ class PendingDispatch(_Pending):
             cached=cached,
             blocks=self.blocks,
         )
-        align = given.expert_alignment
-        counts = (
-            []
-            if given.num_worst_tokens
-            else [(rows + align - 1) // align * align for rows in C.normal.rows_per_expert(call)]
-        )
+        counts = [] if given.num_worst_tokens else _aligned(C.normal.rows_per_expert(call), given.expert_alignment)
+        outputs = Received(received, recv_topk_idx, recv_topk_weights)
+        if given.placement is not None:
+            with engine.device.allocating(self.streams.allocate_on_comm):
+                outputs = given.placement.place(engine, call, self.sizes, outputs, counts, self.blocks)
+            engine.hold(self.operation, *outputs.tensors(), *given.placement.tensors())
         kept = () if self.handle is None else self.handle.tensors()
+        if cached and given.placement is not None:
+            kept = (*kept, *given.placement.tensors())
         path = "direct" if direct else "rounds"
         engine.log.moved(self.operation, "rows received", count, self.rows.row_bytes, path)
         event = engine.end_operation(call, self.operation, self.streams, kept)
         engine.stats[path] += 1
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         if recv_source is None:
-            return received.given(), None, None, None, None, event
+            return outputs.rows.given(), outputs.topk_idx, outputs.topk_weights, None, None, event
         topk = 0 if given.topk_idx is None else given.topk_idx.shape[1]
         handle = DispatchHandle(
             engine, self.plan, given.is_token_in_rank, recv_source, topk, self.operation, self.generation
         )
-        return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
+        return outputs.rows.given(), outputs.topk_idx, outputs.topk_weights, counts, handle, event
 
     def _count(self) -> int:
         """Return the number of rows of the outputs, once it is known."""
@@ -253,6 +272,10 @@ class CombineArguments:
     bias: Any = None
     config: Config | None = None
     streams: Streams = field(default_factory=Streams)
+    choices: Choices | None = None
+    """In one hop: sum in the order of these; None: in rank order."""
+    placement: Expanded | None = None
+    """The layout of `x` and `topk_weights`; None: one row per token."""
 
 
 @dataclass
@@ -264,6 +287,8 @@ class PendingCombine(_Pending):
     topk_weights: torch.Tensor | None
     biases: tuple[torch.Tensor, ...]
     handle: DispatchHandle
+    choices: Choices | None
+    placement: Expanded | None
 
     @staticmethod
     def begin(engine: Engine, given: CombineArguments) -> PendingCombine:
@@ -271,13 +296,14 @@ class PendingCombine(_Pending):
         handle, streams = check_handle(engine, given.handle), given.streams
         blocks = arguments.config(given.config)
         device = engine.device.torch_device
-        x = arguments.rows("x", given.x, (torch.bfloat16,), device, handle.rows)
+        placement = given.placement
+        rows = handle.rows if placement is None else placement.expanded_rows
+        x = arguments.rows("x", given.x, (torch.bfloat16,), device, rows)
         topk, topk_weights = 0, given.topk_weights
         if topk_weights is not None:
-            topk_weights = arguments.tensor(
-                "topk_weights", topk_weights, torch.float32, (handle.rows, handle.topk or None), device
-            )
-            topk = topk_weights.shape[1]
+            shape = (rows,) if placement is not None else (rows, handle.topk or None)
+            topk_weights = arguments.tensor("topk_weights", topk_weights, torch.float32, shape, device)
+            topk = topk_weights.shape[1] if placement is None else placement.topk
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
         biases = arguments.biases(given.bias, (handle.tokens, x.shape[1]), device)
@@ -286,19 +312,39 @@ class PendingCombine(_Pending):
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
         *_, combine = handle.plan.kernels
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", combine)
-        with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
+        if placement is not None:
+            engine.prepare(sizes.row_bytes, placement.topk, "fold")
+        read = (*handle.tensors(), *(placement.tensors() if placement is not None else ()))
+        choices = () if given.choices is None else (given.choices.topk_idx,)
+        with engine.opening("combine", x, *read, topk_weights, *biases, *choices) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = C.normal.notify_combine(engine.runtime, sizes, handle=handle.number)
-            pending = PendingCombine(engine, call, operation, blocks, streams, sizes, x, topk_weights, biases, handle)
+            pending = PendingCombine(
+                engine,
+                call,
+                operation,
+                blocks,
+                streams,
+                sizes,
+                x,
+                topk_weights,
+                biases,
+                handle,
+                given.choices,
+                placement,
+            )
         return pending
 
     def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
         engine, handle = self.engine, self.handle
         # Owners read the rows in place. One copy to shared memory costs less than the handshakes of sending chunks.
-        combined_weights = None
+        combined_weights, x, weights = None, self.x, self.topk_weights
         with engine.device.allocating(self.streams.allocate_on_comm):
-            x, weights = engine.visible(self.x, self.topk_weights) if engine.pulls else (self.x, self.topk_weights)
+            if self.placement is not None:
+                x, weights = self.placement.folded(engine, handle.rows, self.x, self.topk_weights)
+            elif engine.pulls:
+                x, weights = engine.visible(self.x, self.topk_weights)
             (combined_x,) = engine.empty_private(((handle.tokens, self.x.shape[1]), self.x.dtype))
             if weights is not None:
                 combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
@@ -310,8 +356,14 @@ class PendingCombine(_Pending):
         if weights is not None and combined_weights is not None:
             tensors.topk_weights, tensors.combined_weights = weights.data_ptr(), combined_weights.data_ptr()
         tensors.bias = [*(bias.data_ptr() for bias in self.biases), 0, 0][:2]
+        if self.choices is not None:
+            self.choices.fill(tensors)
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
-        engine.device.order_after_caller(None, self.streams.allocate_on_comm)
+        engine.device.order_after_caller(self.streams.before_outputs, self.streams.allocate_on_comm)
+        kept = handle.tensors()
+        if self.placement is not None:
+            self.placement.fold(engine, self.call, (self.x, self.topk_weights), (x, weights), self.blocks)
+            kept = (*kept, *self.placement.tensors())
         direct = handle.plan.calls.combine(
             engine.runtime,
             self.call,
@@ -324,16 +376,36 @@ class PendingCombine(_Pending):
         )
         path = "direct" if direct else "rounds"
         engine.log.moved(self.operation, "rows returned", handle.rows, self.sizes.row_bytes, path)
-        event = engine.end_operation(self.call, self.operation, self.streams, handle.tensors())
+        event = engine.end_operation(self.call, self.operation, self.streams, kept)
         engine.stats[path] += 1
         engine.stats["combines"] += 1
-        engine.stats["copied"] += x is not self.x
+        engine.stats["copied"] += self.placement is None and x is not self.x
         return combined_x, combined_weights, event
 
 
-def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.int64.itemsize) -> C.normal.Sizes:
-    tokens, scales = rows.x.shape[0], rows.scales_per_row
-    return C.normal.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
+def _sizes(rows: Rows, given: DispatchArguments, experts: int) -> C.normal.Sizes:
+    """Check what rows carry besides themselves, and return their sizes."""
+    tokens, device = rows.x.shape[0], rows.x.device
+    topk, id_bytes, weighted = 0, torch.int64.itemsize, given.topk_weights is not None
+    if given.topk_idx is not None:
+        topk_idx = arguments.topk_idx(given.topk_idx, experts, device, tokens)
+        topk, id_bytes = topk_idx.shape[1], topk_idx.element_size()
+        if weighted:
+            arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, topk), device)
+    return C.normal.Sizes(
+        tokens,
+        rows.row_bytes,
+        topk,
+        experts,
+        id_bytes=id_bytes,
+        scales=rows.scales_per_row,
+        types=rows.types,
+        weights=weighted,
+    )
+
+
+def _aligned(counts: list[int], alignment: int) -> list[int]:
+    return [(rows + alignment - 1) // alignment * alignment for rows in counts]
 
 
 def check_handle(engine: Engine, given: Any) -> DispatchHandle:

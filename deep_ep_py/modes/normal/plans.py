@@ -94,6 +94,10 @@ class OneHopPlan(_Plan):
         """Return bool [tokens, ranks]: the ranks that tokens go to."""
         return self.token_row >= 0
 
+    def ends(self) -> torch.Tensor:
+        """Return int32 [ranks]: where each source's rows end among those that this rank receives."""
+        return self.rank_prefix[:, self.topology.rank].clone(memory_format=torch.contiguous_format)
+
     def received(self) -> torch.Tensor:
         """Return int32 []: the number of rows that this rank receives."""
         return self.rank_prefix[-1, self.topology.rank]
@@ -128,7 +132,7 @@ class OneHopPlan(_Plan):
             return {2: torch.zeros_like(self.rows_to_rank)}
         topology, ranks = self.topology, self.topology.ranks
         in_node = tokens_in_nodes(is_token_in_rank, topology.nodes)
-        ends = self.rank_prefix[:, topology.rank].clone(memory_format=torch.contiguous_format)
+        ends = self.ends()
         begins = torch.cat([ends.new_zeros(1), ends[:-1]])
         # The index of a row among those of its source takes the place of its index among those for the node.
         rows = torch.arange(source.shape[0], dtype=torch.int32, device=source.device)
@@ -217,6 +221,10 @@ class TwoHopPlan(_Plan):
         bits = torch.arange(C.two_hops.SET_BITS, dtype=torch.int32, device=sets.device)
         goes = (sets.unsqueeze(-1) >> bits & 1).flatten(2)[:, :, : self.topology.ranks_per_node] != 0
         return (goes & (self.node_row >= 0).unsqueeze(-1)).reshape(len(self.node_row), self.topology.ranks)
+
+    def ends(self) -> torch.Tensor:
+        """Return int32 [ranks]: where each source's rows end among those that this rank receives."""
+        return self.rank_prefix
 
     def received(self) -> torch.Tensor:
         """Return int32 []: the number of rows that this rank receives."""

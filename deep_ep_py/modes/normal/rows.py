@@ -114,6 +114,29 @@ class Rows:
         return self.x if self.scales is None else (self.x, self.scales)
 
 
+@dataclass(frozen=True)
+class Received:
+    """The outputs of a dispatch besides its handle.
+
+    Attributes
+    ----------
+    rows : Rows
+        The rows.
+    topk_idx : torch.Tensor or None
+        Ids of the local experts of each row.
+    topk_weights : torch.Tensor or None
+        Their weights.
+    """
+
+    rows: Rows
+    topk_idx: torch.Tensor | None
+    topk_weights: torch.Tensor | None
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the tensors that kernels write."""
+        return *self.rows.tensors(), self.topk_idx, self.topk_weights
+
+
 def _per_row(scales: torch.Tensor) -> int:
     return 1 if scales.dim() == 1 else scales.shape[1]
 

@@ -59,8 +59,8 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, uint32_t max_rows, bool finish_later,
-                             unsigned blocks) {
+                             uint64_t tokens_per_expert, const Plan& plan, const CountTensors& counts,
+                             uint32_t max_rows, bool finish_later, unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
     if (experts > kMaxExperts) {
         throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
@@ -79,6 +79,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
     args.rows_per_expert = call->words.get();
+    args.received = received_counts(counts, args.shape.ranks_);
     if (max_rows == 0) {
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
@@ -120,6 +121,7 @@ std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Siz
                                                        {"scales per row", sizes.scales},
                                                        {"row types", sizes.types},
                                                        {"num_topk", sizes.topk},
+                                                       {"top-k weights", sizes.weights},
                                                        {"handle of the dispatch", handle}})};
     call->serial = runtime.launch<NotifyCachedKernel>(args, 1);
     return call;
@@ -168,6 +170,10 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     args.combined_weights = pointer<float>(tensors.combined_weights);
     args.bias[0] = pointer<const u8>(tensors.bias[0]);
     args.bias[1] = pointer<const u8>(tensors.bias[1]);
+    args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), tensors.id_bytes);
+    args.choices = tensors.choices;
+    args.experts = tensors.experts;
+    if (tensors.choices != 0) args.experts_per_rank = Divider::by(tensors.experts / args.shape.ranks_);
     call.serial = runtime.launch<CombineKernel>(args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;

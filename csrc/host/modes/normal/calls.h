@@ -23,6 +23,16 @@ struct CombineTensors {
     uint64_t x = 0, topk_weights = 0, src_idx = 0;
     uint64_t combined_x = 0, combined_weights = 0;
     std::array<uint64_t, 2> bias{};
+    // Sum in the order of the tokens' choices, see CombineArgs; `choices` 0: in rank order. In one hop only.
+    uint64_t topk_idx = 0;
+    uint32_t choices = 0, id_bytes = sizeof(i64), experts = 0;
+};
+
+// Where notify stores what this rank receives; addresses, 0: not stored. For their meaning see ReceivedCounts.
+struct CountTensors {
+    uint64_t rank_sums = 0, expert_sums = 0, expert_rows = 0, statistics = 0;
+    uint32_t alignment = 1;
+    bool expanded = false;
 };
 
 // Sizes for which kernels are specialized, the tokens of this call, and other values that are the same on all ranks.
@@ -34,6 +44,7 @@ struct Sizes {
     uint32_t id_bytes = sizeof(i64);  // of an expert id
     uint32_t scales = 0;              // per row, 4 bytes each
     uint32_t types = 0;               // of rows and scales: the caller's code, compared across ranks
+    bool weights = true;              // whether each of a token's choices has a weight
 };
 
 // Minimum size in bytes of a region for a dispatch or combine of these sizes.
@@ -56,8 +67,8 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
 // `max_rows`: the maximum that any rank may receive; 0: unlimited. `finish_later`: other operations may be begun or
 // finished before this one is finished, which then requires counts() first.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, uint32_t max_rows, bool finish_later,
-                             unsigned blocks);
+                             uint64_t tokens_per_expert, const Plan& plan, const CountTensors& counts,
+                             uint32_t max_rows, bool finish_later, unsigned blocks);
 void counts(Call& call);
 // Whether counts() has yet to be called.
 bool lacks_counts(const Call& call);

@@ -8,9 +8,8 @@ namespace deep_ep::host::normal {
 
 wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached, u32 source_bytes) {
     const u32 scales_bytes = sizes.scales * static_cast<u32>(sizeof(u32));
-    if (cached) return {sizes.row_bytes, scales_bytes, 0, 0, 0};
-    return {sizes.row_bytes, scales_bytes, sizes.topk * sizes.id_bytes, sizes.topk * static_cast<u32>(sizeof(float)),
-            source_bytes};
+    const u32 weights_bytes = sizes.weights ? sizes.topk * static_cast<u32>(sizeof(float)) : 0;
+    return {sizes.row_bytes, scales_bytes, sizes.topk * sizes.id_bytes, weights_bytes, cached ? 0 : source_bytes};
 }
 
 wire::ChunkFormat combine_format(const Sizes& sizes) {
@@ -24,9 +23,20 @@ uint64_t hash_of_dispatch(Call& call, const Sizes& sizes, uint32_t max_rows) {
                                  {"scales per row", sizes.scales},
                                  {"row types", sizes.types},
                                  {"num_topk", sizes.topk},
+                                 {"top-k weights", sizes.weights},
                                  {"bytes per top-k index", sizes.id_bytes},
                                  {"num_experts", sizes.experts},
                                  {"num_worst_tokens", max_rows}});
+}
+
+ReceivedCounts received_counts(const CountTensors& tensors, u32 width) {
+    return {pointer<i32>(tensors.rank_sums),
+            pointer<i32>(tensors.expert_sums),
+            pointer<i32>(tensors.expert_rows),
+            pointer<i32>(tensors.statistics),
+            width,
+            tensors.alignment,
+            tensors.expanded};
 }
 
 Rows rows_of(const DispatchTensors& tensors, const Sizes& sizes, const wire::ChunkFormat& format) {

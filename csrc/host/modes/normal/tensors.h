@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "host/modes/normal/calls.h"
+#include "kernels/normal/counts.h"
 #include "kernels/normal/rows.h"
 
 namespace deep_ep::host::normal {
@@ -14,7 +15,8 @@ struct Counting {
     std::function<uint64_t()> later;  // the launch left to counts(); returns its serial number
 };
 
-// The parts of a row. A cached dispatch carries rows only. `source_bytes`: size of the description of a row's source.
+// The parts of a row. A cached dispatch does not carry the rows' sources again. `source_bytes`: size of the description
+// of a row's source.
 wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached, u32 source_bytes);
 wire::ChunkFormat combine_format(const Sizes& sizes);
 
@@ -22,6 +24,9 @@ RuntimeShape shape_of(const Sizes& sizes, int ranks);
 
 // The arguments on which all ranks of a dispatch must agree. `max_rows`: the fixed number of rows of outputs; 0: none.
 uint64_t hash_of_dispatch(Call& call, const Sizes& sizes, uint32_t max_rows);
+
+// `width`: of rank_sums.
+ReceivedCounts received_counts(const CountTensors& tensors, u32 width);
 
 // The input rows of a dispatch.
 Rows rows_of(const DispatchTensors& tensors, const Sizes& sizes, const wire::ChunkFormat& format);

@@ -91,8 +91,8 @@ uint32_t max_ranks(const Runtime& runtime, uint32_t experts) {
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const TwoHopPlan& plan, uint32_t max_rows, bool finish_later,
-                             unsigned blocks) {
+                             uint64_t tokens_per_expert, const TwoHopPlan& plan, const CountTensors& counts,
+                             uint32_t max_rows, bool finish_later, unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
     if (experts > normal::kMaxExperts) {
         throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
@@ -111,6 +111,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
     args.rows_per_expert = call->words.get();
+    args.received = normal::received_counts(counts, args.layout.per_node);
     if (max_rows == 0) {
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();

@@ -1,0 +1,73 @@
+"""What V2's calls have besides V1's: counts of the received rows on the device, and a sum in the order of the choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deep_ep_py.core.native import C
+
+
+@dataclass(frozen=True)
+class ReceivedCounts:
+    """Where a dispatch stores how many rows arrive, all int32; by default nowhere.
+
+    Attributes
+    ----------
+    rank_sums : torch.Tensor or None
+        [ranks], or with two hops [ranks per node]: running sums of the rows from each rank; with two hops, from all
+        ranks with the same local index.
+    expert_sums : torch.Tensor or None
+        [local experts]: running sums of the rows of each local expert, each rounded up to `alignment`; with `expanded`
+        an expert's own rows are not rounded up in its own element.
+    expert_rows : torch.Tensor or None
+        [local experts]: rows of each local expert.
+    statistics : torch.Tensor or None
+        [local experts]: the same are added to it.
+    alignment : int
+        See `expert_sums`.
+    expanded : bool
+        See `expert_sums`.
+    """
+
+    rank_sums: torch.Tensor | None = None
+    expert_sums: torch.Tensor | None = None
+    expert_rows: torch.Tensor | None = None
+    statistics: torch.Tensor | None = None
+    alignment: int = 1
+    expanded: bool = False
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the tensors that kernels write."""
+        return self.rank_sums, self.expert_sums, self.expert_rows, self.statistics
+
+    def native(self) -> C.normal.CountTensors:
+        """Return the addresses in the form that kernels take."""
+        native = C.normal.CountTensors()
+        for name in ("rank_sums", "expert_sums", "expert_rows", "statistics"):
+            tensor = getattr(self, name)
+            setattr(native, name, 0 if tensor is None else tensor.data_ptr())
+        native.alignment, native.expanded = self.alignment, self.expanded
+        return native
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices of this rank's tokens, in whose order a combine in one hop sums.
+
+    Attributes
+    ----------
+    topk_idx : torch.Tensor
+        int32 or int64 [tokens, top-k]: expert ids, -1 for none.
+    experts : int
+        Number of experts on all ranks.
+    """
+
+    topk_idx: torch.Tensor
+    experts: int
+
+    def fill(self, tensors: C.normal.CombineTensors) -> None:
+        """Add them to the arguments of a combine."""
+        tensors.topk_idx, tensors.id_bytes = self.topk_idx.data_ptr(), self.topk_idx.element_size()
+        tensors.choices, tensors.experts = self.topk_idx.shape[1], self.experts

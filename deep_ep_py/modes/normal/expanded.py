@@ -1,0 +1,207 @@
+"""Layouts of a dispatch's outputs other than one row per token, with the scales of each row beside each other.
+
+Kernels of the same operation bring the rows into these layouts after they have arrived, and sum them again before a
+combine sends them. Only the rank itself is involved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from deep_ep_py.core.native import C
+from deep_ep_py.modes.normal.rows import Received, Rows
+
+if TYPE_CHECKING:
+    from deep_ep_py.session.engine import Engine
+
+COLUMN_ALIGNMENT = 4
+"""Columns of scales begin at multiples of this many scales: 16 bytes, which TMA requires."""
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """The expanded layout of a dispatch: a row for each choice of a local expert, contiguous per expert.
+
+    The rows of an expert are in the order of the rows that are not expanded: by source rank, then token. Each expert's
+    rows begin at a multiple of `alignment`.
+
+    Attributes
+    ----------
+    slots : torch.Tensor
+        int32 [rows, top-k]: the index of each choice's row, -1 for choices of experts elsewhere.
+    expert_rows : torch.Tensor
+        int32 [local experts]: rows of each local expert.
+    alignment : int
+        In rows.
+    expanded_rows : int
+        Rows of the layout, with padding; without a host wait, the most that there can be.
+    """
+
+    slots: torch.Tensor
+    expert_rows: torch.Tensor
+    alignment: int
+    expanded_rows: int
+
+    @property
+    def topk(self) -> int:
+        """Experts per token."""
+        return self.slots.shape[1]
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that kernels read."""
+        return self.slots, self.expert_rows
+
+    def native(self) -> C.expand.Layout:
+        """Return the layout in the form that kernels take."""
+        return C.expand.Layout(
+            expert_rows=self.expert_rows.data_ptr(),
+            slots=self.slots.data_ptr(),
+            experts=self.expert_rows.shape[0],
+            alignment=self.alignment,
+            rows=self.slots.shape[0],
+            expanded_rows=self.expanded_rows,
+        )
+
+    def folded(
+        self, engine: Engine, rows: int, x: torch.Tensor, weights: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Allocate rows that are not expanded, for `fold` to write and for peers to read."""
+        folded_x = engine.empty((rows, x.shape[1]), x.dtype)
+        return folded_x, None if weights is None else engine.empty((rows, self.topk), torch.float32)
+
+    def fold(
+        self,
+        engine: Engine,
+        call: C.Call,
+        expanded: tuple[torch.Tensor, torch.Tensor | None],
+        folded: tuple[torch.Tensor, torch.Tensor | None],
+        blocks: int,
+    ) -> None:
+        """Launch the sum of each token's rows, in the order of its choices; `expanded` and `folded`: x and weights."""
+        tensors = C.expand.Tensors()
+        tensors.expanded_x, tensors.x = expanded[0].data_ptr(), folded[0].data_ptr()
+        if expanded[1] is not None and folded[1] is not None:
+            tensors.expanded_weights, tensors.topk_weights = expanded[1].data_ptr(), folded[1].data_ptr()
+        sizes = C.normal.Sizes(0, Rows(expanded[0]).row_bytes, self.topk, 0)
+        C.expand.fold(engine.runtime, call, sizes, self.native(), tensors, blocks=blocks)
+
+
+@dataclass
+class ScaleColumns:
+    """A placement: the scales of consecutive rows beside each other, as TMA loads of a grouped GEMM read them."""
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that kernels use besides the outputs: none."""
+        return ()
+
+    def prepare(self, engine: Engine, sizes: C.normal.Sizes) -> None:
+        """Prepare the kernels."""
+        engine.prepare(sizes.row_bytes, sizes.topk, "scale_columns")
+
+    def place(
+        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, outputs: Received, counts: list[int], blocks: int
+    ) -> Received:
+        """Launch the copy of the scales."""
+        del counts
+        rows = outputs.rows
+        if rows.scales is None or rows.scales.dim() == 1:
+            return outputs
+        columns = _empty_scales(rows.scales, rows.scales.shape[0], True)
+        C.expand.copy_scales(
+            engine.runtime,
+            call,
+            sizes,
+            rows=columns.shape[0],
+            scales=rows.scales.data_ptr(),
+            columns=columns.data_ptr(),
+            column_stride=columns.stride(1),
+            blocks=blocks,
+        )
+        return Received(Rows(rows.x, columns), outputs.topk_idx, outputs.topk_weights)
+
+
+@dataclass
+class Expand:
+    """A placement: the expanded layout.
+
+    Attributes
+    ----------
+    expert_rows : torch.Tensor
+        int32 [local experts]: rows of each local expert, which the dispatch stores before.
+    alignment : int
+        Each expert's rows begin at a multiple of this.
+    topk : int
+        Experts per token.
+    max_rows : int
+        Rows of the layout if the host does not know how many arrive.
+    zero_padding : bool
+        Whether rows between those of two experts become zero.
+    columns : bool
+        Whether scales of consecutive rows are beside each other.
+    layout : Expanded or None
+        The layout: that of an earlier dispatch with the same handle, otherwise None until `place` has made it.
+    """
+
+    expert_rows: torch.Tensor
+    alignment: int
+    topk: int
+    max_rows: int = 0
+    zero_padding: bool = False
+    columns: bool = False
+    layout: Expanded | None = None
+    _numbers: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._numbers = self.layout is None
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that kernels use besides the outputs."""
+        return (self.expert_rows,) if self.layout is None else self.layout.tensors()
+
+    def prepare(self, engine: Engine, sizes: C.normal.Sizes) -> None:
+        """Prepare the kernels."""
+        engine.prepare(sizes.row_bytes, self.topk, *(("expand_slots",) if self._numbers else ()), "expand_rows")
+
+    def place(
+        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, outputs: Received, counts: list[int], blocks: int
+    ) -> Received:
+        """Launch the copies of the rows; `counts`: rounded up, of each local expert, or empty if they are unknown."""
+        rows, idx, weights = outputs.rows, outputs.topk_idx, outputs.topk_weights
+        runtime, where = engine.runtime, rows.x.device
+        if self.layout is None:
+            slots = torch.empty((rows.x.shape[0], self.topk), dtype=torch.int32, device=where)
+            expanded_rows = sum(counts) if counts else self.max_rows
+            self.layout = Expanded(slots, self.expert_rows, self.alignment, expanded_rows)
+        layout, native = self.layout, self.layout.native()
+        id_bytes = torch.int64.itemsize if idx is None else idx.element_size()
+        sizes = C.normal.Sizes(0, sizes.row_bytes, self.topk, 0, id_bytes=id_bytes, scales=rows.scales_per_row)
+        if self._numbers:
+            assert idx is not None
+            C.expand.number(runtime, call, sizes, native, topk_idx=idx.data_ptr(), blocks=blocks)
+        (x,) = engine.empty_private(((layout.expanded_rows, rows.hidden), rows.x.dtype))
+        scales = None if rows.scales is None else _empty_scales(rows.scales, layout.expanded_rows, self.columns)
+        tensors = C.expand.Tensors()
+        tensors.x, tensors.expanded_x = rows.x.data_ptr(), x.data_ptr()
+        if rows.scales is not None and scales is not None:
+            tensors.scales, tensors.expanded_scales = rows.scales.data_ptr(), scales.data_ptr()
+            tensors.scales_stride = Rows(x, scales).strides
+        expanded_weights = None
+        if weights is not None:
+            expanded_weights = torch.empty(layout.expanded_rows, dtype=torch.float32, device=where)
+            tensors.topk_weights, tensors.expanded_weights = weights.data_ptr(), expanded_weights.data_ptr()
+        C.expand.copy(runtime, call, sizes, native, tensors, zero_padding=self.zero_padding, blocks=blocks)
+        return Received(Rows(x, scales), None, expanded_weights)
+
+
+Placement = Expand | ScaleColumns
+
+
+def _empty_scales(like: torch.Tensor, rows: int, columns: bool) -> torch.Tensor:
+    """Allocate scales for this number of rows, as wide as `like`."""
+    if not columns or like.dim() == 1:
+        return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device)
+    stride = -(-rows // COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
+    return torch.empty_strided((rows, like.shape[1]), (1, stride), dtype=like.dtype, device=like.device)

@@ -1,0 +1,1 @@
+"""DeepEP V2's interface, `ElasticBuffer`, over the operations of normal mode."""

@@ -1,0 +1,563 @@
+"""`ElasticBuffer`: dispatch and combine with the interface of DeepEP V2."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.buffer import Buffer
+from deep_ep_py.core import arguments
+from deep_ep_py.core.config import Config
+from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.core.one_thread import by_one_thread
+from deep_ep_py.core.results import Combined, ElasticDispatched
+from deep_ep_py.device.rates import destinations
+from deep_ep_py.modes.normal.counted import Choices
+from deep_ep_py.modes.normal.operations import CombineArguments, PendingCombine
+from deep_ep_py.v2.dispatching import Routed, dispatch_again, dispatch_anew
+from deep_ep_py.v2.handle import EPHandle, check_handle
+from deep_ep_py.v2.sizes import ALIGNMENT, Settings, transit_of
+from deep_ep_py.v2.streams import streams
+from deep_ep_py.v2.traffic import Bandwidths, Domains, num_sms
+
+_QPS_FORWARDED, _QPS_DIRECT = 129, 17
+"""Queue pairs that V2 allocates by default, with and without forwarding in nodes."""
+_QPS_PER_SM, _MOST_QPS_DIRECT = 16, 9
+_NVLINK_GBS = {8: 300.0, 9: 450.0, 10: 900.0}
+"""NVLink bandwidth of a GPU per direction, by the major number of its compute capability, as NVIDIA publishes it."""
+_NOT_OFFERED = {
+    "engram_": "Engram (remote fetches from CPU memory)",
+    "pp_": "pipeline-parallel send and receive",
+    "agrs_": "all-gather and reduce-scatter",
+    "create_agrs_": "all-gather and reduce-scatter",
+    "destroy_agrs_": "all-gather and reduce-scatter",
+    "all_gather": "all-gather and reduce-scatter",
+}
+
+
+class ElasticBuffer:
+    """Expert-parallel communication among the ranks of a group, with the interface of DeepEP V2.
+
+    Signatures and return values are those of DeepEP's `deep_ep.ElasticBuffer`. A process may have Buffers of both
+    interfaces. All ranks make it together and issue its operations in the same order.
+
+    Rows arrive in an order that depends on nothing but the routing: by source rank, then token. Where V2 reads a clock
+    or a counter, this library does not, so `deterministic` changes nothing.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        The ranks. Under `deep_ep_py.testing.run_ranks`, the group that it passes to each rank.
+    num_bytes : int, optional
+        Bytes of memory that peers access: for rows in transit, and for outputs from the start. A multiple of 2 MiB. If
+        all outputs alive need more, the memory grows where the host waits for counts; otherwise their rows go in
+        rounds (`stats`). Default: `get_buffer_size_hint` for the sizes below.
+    num_cpu_bytes : int
+        Must be 0: Engram is not offered.
+    num_max_tokens_per_rank : int
+        Most tokens of a rank, for dispatches that do not say.
+    hidden, num_topk, use_fp8_dispatch
+        Elements of a token, experts per token (0: up to 32), and whether rows are FP8. They determine `num_bytes`.
+    deterministic : bool
+        No effect: results are always the same on every run.
+    allow_hybrid_mode : bool
+        Whether rows between nodes go once to each node and are forwarded there, if nodes have several ranks.
+    allow_multiple_reduction : bool
+        Whether rows of a token in the expanded layout are summed, and rounded to BF16, before they travel. This library
+        always does so: with False, a combine of expanded rows raises.
+    prefer_overlap_with_compute : bool
+        Whether `get_theoretical_num_sms` leaves SMs to computation.
+    sl_idx : int
+        No effect: the service level is NVSHMEM's or libfabric's to choose.
+    num_allocated_qps : int
+        Queue pairs to each peer with `heap="nvshmem"`; 0: 24.
+    num_cpu_timeout_secs, num_gpu_timeout_secs : int
+        The latter is the time after which any wait ends with a DeepEPTimeout, on the host too.
+    explicitly_destroy : bool
+        Whether the caller will call `destroy`; otherwise the Buffer is destroyed with its last reference.
+    device : torch.device or str, optional
+        Where tensors live. Default: the CPU.
+    **options
+        Other keyword arguments of `deep_ep_py.Buffer`.
+
+    Attributes
+    ----------
+    group : torch.distributed.ProcessGroup
+        The ranks.
+    rank_idx, num_ranks : int
+        This rank, and the number of ranks.
+    num_scaleout_ranks, num_scaleup_ranks, scaleout_rank_idx, scaleup_rank_idx : int
+        The logical domains (see `get_logical_domain_size`), and this rank's place in them.
+    num_rdma_ranks, num_nvlink_ranks : int
+        The physical domains: nodes, and ranks per node.
+    num_allocated_qps, num_bytes, num_max_tokens_per_rank : int
+        As given, or what was chosen.
+    allow_hybrid_mode, allow_multiple_reduction, prefer_overlap_with_compute, deterministic, explicitly_destroy : bool
+        As given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The message names the argument.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        if arguments.integer("num_cpu_bytes", num_cpu_bytes, 0, arguments.MAX_BYTES):
+            raise ValueError(f"num_cpu_bytes={num_cpu_bytes}: expected 0, since Engram is not offered")
+        arguments.integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, arguments.MAX_TOKENS)
+        arguments.integer("sl_idx", sl_idx, 0, arguments.MAX_ROWS)
+        arguments.integer("num_allocated_qps", num_allocated_qps, 0, arguments.MAX_ROWS)
+        arguments.seconds("num_cpu_timeout_secs", num_cpu_timeout_secs)
+        self.deterministic = arguments.flag("deterministic", deterministic)
+        self.allow_hybrid_mode = arguments.flag("allow_hybrid_mode", allow_hybrid_mode)
+        self.allow_multiple_reduction = arguments.flag("allow_multiple_reduction", allow_multiple_reduction)
+        self.prefer_overlap_with_compute = arguments.flag("prefer_overlap_with_compute", prefer_overlap_with_compute)
+        settings = None
+        if hidden or num_bytes is None:
+            settings = Settings(group.size(), num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check()
+        if num_bytes is None:
+            assert settings is not None
+            num_bytes = settings.bytes
+        if arguments.integer("num_bytes", num_bytes, ALIGNMENT, arguments.MAX_BYTES) % ALIGNMENT:
+            raise ValueError(f"num_bytes={num_bytes}: expected a multiple of {ALIGNMENT}")
+        transit = transit_of(num_bytes, settings)
+        self._hidden = hidden
+        self._buffer = Buffer(
+            group,
+            transit,
+            num_qps_per_rank=num_allocated_qps or 24,
+            explicitly_destroy=explicitly_destroy,
+            device=device,
+            timeout=arguments.seconds("num_gpu_timeout_secs", num_gpu_timeout_secs),
+            first_arena_bytes=num_bytes - transit,
+            **({} if self.allow_hybrid_mode else {"hops": 1}),
+            **options,
+        )
+        self._engine, self._occupancy = self._buffer._engine, self._buffer._occupancy
+        self.explicitly_destroy = explicitly_destroy
+        self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
+        self.num_bytes, self.num_max_tokens_per_rank = num_bytes, num_max_tokens_per_rank
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
+        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        forwarded = _QPS_FORWARDED if self.allow_hybrid_mode else _QPS_DIRECT
+        self.num_allocated_qps = num_allocated_qps or forwarded
+
+    def __repr__(self) -> str:
+        return f"<deep_ep_py.ElasticBuffer over {self._buffer!r}>"
+
+    if not TYPE_CHECKING:  # to a type checker, this would make every name an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            what = next((what for prefix, what in _NOT_OFFERED.items() if name.startswith(prefix)), None)
+            reason = "" if what is None else f": {what} is not offered"
+            raise AttributeError(f"'ElasticBuffer' object has no attribute {name!r}{reason}", name=name, obj=self)
+
+    # --- sizes ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """Return the bytes that `ElasticBuffer` shares with its peers from the start, for an MoE layer of these sizes.
+
+        They hold rows in transit and one output of the largest size that a dispatch without a host wait may have: every
+        token of every rank.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup
+            The ranks.
+        num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch
+            As in the constructor.
+        allow_hybrid_mode, allow_multiple_reduction : bool
+            No effect.
+
+        Returns
+        -------
+        int
+            A multiple of 2 MiB.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The message names the argument.
+        """
+        del allow_hybrid_mode, allow_multiple_reduction
+        return Settings(group.size(), num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check().bytes
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """Return the number of nodes, and of ranks per node."""
+        return self._engine.topology.nodes, self._engine.topology.ranks_per_node
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """Return how rows travel: nodes and ranks per node if they are forwarded in nodes, otherwise 1 and all ranks."""
+        return self.get_physical_domain_size() if self._engine.topology.hops == 2 else (1, self.num_ranks)
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """Return the number of SMs for a dispatch or a combine.
+
+        If the rates of this GPU have been measured (`python -m deep_ep_py rates`) and the Buffer knows `hidden` and
+        `num_max_tokens_per_rank`: the fewest with which such a call is about as fast as with all. Otherwise V2's model:
+        with the expected number of distinct ranks D that a token goes to, and nodes N if rows are forwarded, the SMs
+        must read and write, for each row that arrives, what the limiting link takes to bring it::
+
+            read  = 1/D (+ N/D)      write = near (+ 1/D if a NIC is used); forwarded: 1/D + N/D / nodes + 1
+            link  = the longer of nvlink traffic / nvlink_gbs and rdma traffic / rdma_gbs
+            SMs   = 1.25 max(read / sm_read_gbs, write / sm_write_gbs) / link, even, at least 4
+
+        Parameters
+        ----------
+        num_experts, num_topk : int
+            Experts on all ranks, and per token; assumed to be equally popular.
+        num_scaleout_topk : int
+            Must be 0, as in V2.
+        rdma_gbs, nvlink_gbs : float
+            GB/s of a rank's NIC and NVLink; 0: the Buffer's `link`, and what NVIDIA publishes for the GPU.
+        sm_read_gbs, sm_write_gbs : float
+            GB/s that an SM reads and writes.
+
+        Returns
+        -------
+        int
+            On a CPU 1, since one thread runs all blocks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The message names the argument.
+        """
+        self._engine.check_process()
+        experts = arguments.experts(num_experts, self.num_ranks)
+        topk = arguments.integer("num_topk", num_topk, 1, min(arguments.MAX_TOPK, experts))
+        arguments.integer("num_scaleout_topk", num_scaleout_topk, 0, 0)
+        given = {"rdma_gbs": rdma_gbs, "nvlink_gbs": nvlink_gbs, "sm_read_gbs": sm_read_gbs}
+        for name, value in {**given, "sm_write_gbs": sm_write_gbs}.items():
+            arguments.number(name, value, 0 if name in ("rdma_gbs", "nvlink_gbs") else 1e-3, 1e6)
+        device = self._engine.device
+        if not device.asynchronous:
+            return device.blocks
+        if device.knows_rates and self._hidden and self.num_max_tokens_per_rank:
+            moved = self.num_max_tokens_per_rank * 2 * self._hidden * (1 + destinations(topk, self.num_ranks))
+            return device.blocks_for(moved)
+        properties = torch.cuda.get_device_properties(self._buffer.device)
+        domains = Domains(*self.get_logical_domain_size(), self._engine.topology.mapped.count(True))
+        if rdma_gbs == 0 and self.num_rdma_ranks > 1:
+            rdma_gbs = self._engine.topology.link.bandwidth / 1e9
+        bandwidths = Bandwidths(
+            rdma_gbs, nvlink_gbs or _NVLINK_GBS.get(properties.major, 0.0), sm_read_gbs, sm_write_gbs
+        )
+        overlap = self.prefer_overlap_with_compute
+        chosen = num_sms(domains, experts, topk, bandwidths, properties.multi_processor_count, overlap)
+        return min(chosen, arguments.MAX_BLOCKS)
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Return V2's number of queue pairs for a call with this many SMs; this library chooses its own."""
+        sms = arguments.integer("num_sms", num_sms, 1, arguments.MAX_ROWS)
+        wanted = sms * _QPS_PER_SM + 1 if self.allow_hybrid_mode else min(sms, _MOST_QPS_DIRECT)
+        return min(wanted, self.num_allocated_qps)
+
+    # --- operations -------------------------------------------------------------------------------------------
+
+    @by_one_thread
+    def dispatch(
+        self,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | EventOverlap | None = None,
+        previous_event_before_epilogue: EventHandle | EventOverlap | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> ElasticDispatched:
+        """Send every token to the ranks that hold its experts.
+
+        Parameters
+        ----------
+        x : torch.Tensor or tuple of torch.Tensor
+            Rows [tokens, hidden], or rows of one byte per element with scales, as in `deep_ep_py.Buffer.dispatch`.
+        topk_idx : torch.Tensor
+            int64 or int32 [tokens, top-k]: expert ids, -1 for none. None with a handle.
+        topk_weights : torch.Tensor, optional
+            float32 [tokens, top-k].
+        cumulative_local_expert_recv_stats : torch.Tensor, optional
+            int32 [local experts]: the rows of each local expert are added.
+        num_experts : int
+            Experts on all ranks; with a handle, that of its dispatch.
+        num_max_tokens_per_rank : int, optional
+            Most tokens of a rank, the same on all. Default: the handle's, otherwise the Buffer's.
+        expert_alignment : int, optional
+            Counts of rows per expert, and in the expanded layout the rows themselves, are rounded up to a multiple of
+            this. Default: the handle's, otherwise 1.
+        num_sms : int
+            Thread blocks; 0: as many as the device's rates call for.
+        num_qps : int
+            No effect.
+        previous_event : EventHandle, optional
+            What the kernels wait for, instead of all work that the caller has queued. Only with
+            `allocate_on_comm_stream`.
+        previous_event_before_epilogue : EventHandle, optional
+            What must have happened as well before outputs are written.
+        async_with_compute_stream : bool
+            Return an event that stands for the end of the call, instead of making the current stream wait.
+        allocate_on_comm_stream : bool
+            Allocate outputs on the communication stream.
+        handle : EPHandle, optional
+            Send rows where that dispatch sent them. On the expanded layout's handle, `do_expand=False` returns its rows
+            without it.
+        do_handle_copy : bool
+            Whether the handle keeps a copy of `topk_idx`; otherwise it must not change until the handle is dropped.
+        do_cpu_sync : bool, optional
+            Whether the host waits for the counts, so that outputs are exactly as large as needed. Otherwise they have
+            the largest possible size, nothing of the call waits on the host, and rows beyond those received are
+            undefined, with ids -1 and weights 0. Default: True, unless there is a handle.
+        do_expand : bool
+            Return the expanded layout: a row for each choice of a local expert, contiguous per expert, in the order of
+            source rank and token.
+        do_zero_padding : bool
+            With `do_expand`: zero the rows between those of two experts. Otherwise they are undefined.
+        use_tma_aligned_col_major_sf : bool
+            Return scales whose consecutive rows are adjacent, in columns that begin at multiples of 16 bytes.
+
+        Returns
+        -------
+        recv_x : torch.Tensor or tuple of torch.Tensor
+            [rows, hidden], with scales if `x` has them.
+        recv_topk_idx : torch.Tensor or None
+            [rows, top-k]: ids of local experts, -1 elsewhere. None with `do_expand`.
+        recv_topk_weights : torch.Tensor or None
+            float32 [rows, top-k], 0 where the id is -1; with `do_expand` [rows]. None without `topk_weights`.
+        handle : EPHandle
+            For `combine` and later dispatches; `handle` itself if it was given.
+        event : EventOverlap
+
+        Raises
+        ------
+        TypeError, ValueError
+            The message names the argument; nothing has been sent.
+        DeepEPTimeout, DeepEPError
+            As `deep_ep_py.Buffer.dispatch`.
+        """
+        self._engine.check_usable()
+        arguments.integer("num_qps", num_qps, 0, arguments.MAX_ROWS)
+        given = Routed(
+            x=x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            statistics=cumulative_local_expert_recv_stats,
+            num_experts=num_experts,
+            max_tokens=num_max_tokens_per_rank,
+            alignment=expert_alignment,
+            config=_config(num_sms),
+            streams=streams(
+                previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream
+            ),
+            copies_ids=arguments.flag("do_handle_copy", do_handle_copy),
+            host_waits=do_cpu_sync,
+            expands=arguments.flag("do_expand", do_expand),
+            zero_padding=arguments.flag("do_zero_padding", do_zero_padding),
+            columns=arguments.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+        )
+        if given.zero_padding and not given.expands:
+            raise ValueError("do_zero_padding=True: expected do_expand=True as well, since only that layout has padding")
+        if handle is not None:
+            return dispatch_again(self._engine, check_handle(handle), given)
+        return dispatch_anew(self._engine, given, self.num_max_tokens_per_rank)
+
+    @by_one_thread
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | EventOverlap | None = None,
+        previous_event_before_epilogue: EventHandle | EventOverlap | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> Combined:
+        """Return the rows to the tokens' owners and sum them, unweighted.
+
+        The order of summation is V2's, in fp32 and rounded to BF16 once: the biases, then the ranks' rows in the order
+        of the last choice that each rank holds. Before, in the expanded layout, a rank sums a token's rows in the order
+        of its choices, in fp32, and rounds. If rows are forwarded in nodes, the order is that of
+        `deep_ep_py.Buffer.combine`: by rank inside a node, rounded, then by node, then the biases.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            bfloat16 [rows, hidden], in the layout of the handle's dispatch.
+        handle : EPHandle
+            The handle of the dispatch.
+        topk_weights : torch.Tensor, optional
+            float32 [rows, top-k], or [rows] in the expanded layout. Each choice's weight returns to its token.
+        bias : torch.Tensor or tuple, optional
+            One or two bfloat16 [tokens, hidden], added to the sums.
+        num_sms : int
+            Thread blocks; 0: those of the handle.
+        num_qps
+            No effect.
+        previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream
+            As in `dispatch`.
+
+        Returns
+        -------
+        combined_x : torch.Tensor
+            bfloat16 [tokens, hidden].
+        combined_topk_weights : torch.Tensor or None
+            float32 [tokens, top-k].
+        event : EventOverlap
+
+        Raises
+        ------
+        TypeError, ValueError, DeepEPTimeout, DeepEPError
+            As `dispatch`.
+        """
+        self._engine.check_usable()
+        arguments.integer("num_qps", num_qps, 0, arguments.MAX_ROWS)
+        handle = check_handle(handle)
+        if handle.expanded is not None and not self.allow_multiple_reduction:
+            raise ValueError(
+                "allow_multiple_reduction=False: expected True to combine the expanded layout, since this library sums "
+                "a token's rows on their rank before they travel"
+            )
+        choices = None
+        if self._engine.topology.hops == 1:
+            choices = Choices(handle.choices(self._engine.device.torch_device), handle.num_experts)
+        given = CombineArguments(
+            x,
+            handle.dispatched,
+            topk_weights,
+            bias,
+            _config(num_sms) or handle.config,
+            streams(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream),
+            choices,
+            handle.expanded,
+        )
+        return Combined(*PendingCombine.begin(self._engine, given).finish())
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """Record an event on the current stream."""
+        return EventHandle()
+
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """Wait until all ranks have called this and all that each has queued before on its device has ended.
+
+        It waits on the host, whatever `with_cpu_sync` says, and is therefore stronger than V2's.
+
+        Parameters
+        ----------
+        use_comm_stream, with_cpu_sync, sequential : bool
+            No effect.
+
+        Raises
+        ------
+        DeepEPError
+            As `dispatch`; also inside of a graph capture.
+        """
+        for name, value in (
+            ("use_comm_stream", use_comm_stream),
+            ("with_cpu_sync", with_cpu_sync),
+            ("sequential", sequential),
+        ):
+            arguments.flag(name, value)
+        self._buffer.meet()
+
+    def get_comm_stream(self) -> Any:
+        """Return the stream on which kernels run; raise RuntimeError on a CPU, which has none."""
+        return self._buffer.get_comm_stream()
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    @property
+    def runtime(self) -> Any:
+        """This library's runtime, as `deep_ep_py.Buffer.runtime`; None once the Buffer is destroyed."""
+        return self._buffer.runtime
+
+    @property
+    def group(self) -> Any:
+        """The process group; None once the Buffer is destroyed."""
+        return self._buffer.group
+
+    def stats(self) -> dict[str, int]:
+        """Return counts of the operations of this Buffer: see `deep_ep_py.Buffer.stats`."""
+        return self._buffer.stats()
+
+    def check(self) -> None:
+        """Raise the failure of an earlier operation that no call has raised yet: see `deep_ep_py.Buffer.check`."""
+        self._buffer.check()
+
+    def recover(self, mask: Any = (), timeout: float | None = None) -> None:
+        """Make the Buffer usable again after a failure: see `deep_ep_py.Buffer.recover`."""
+        self._buffer.recover(mask, timeout)
+
+    def destroy(self) -> None:
+        """Release everything that the Buffer holds, including the process group. Not collective; outputs stay valid."""
+        self._buffer.destroy()
+
+    def __enter__(self) -> ElasticBuffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Destroy the Buffer; after an exception, notify the other ranks first."""
+        self._buffer.__exit__(kind, value, traceback)
+
+
+def _config(sms: Any) -> Config | None:
+    """Check a number of SMs; 0 stands for none given."""
+    return Config(sms) if arguments.integer("num_sms", sms, 0, arguments.MAX_BLOCKS) else None

@@ -1,0 +1,137 @@
+"""`EPHandle`: the record of a dispatch for its combine and for cached dispatches, with V2's attributes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.core import arguments
+from deep_ep_py.modes.normal.counted import ReceivedCounts
+from deep_ep_py.modes.normal.expanded import Expanded
+from deep_ep_py.modes.normal.handles import DispatchHandle
+
+if TYPE_CHECKING:
+    from deep_ep_py.core.config import Config
+
+
+class EPHandle:
+    """What `ElasticBuffer.dispatch` returns for its `combine` and for later dispatches of the same routing.
+
+    Attributes that describe rows can be assigned to, as callers do that save and restore them for autograd. Of all
+    attributes, `combine` and cached dispatches read only `topk_idx` again.
+
+    Attributes
+    ----------
+    do_expand : bool
+        Whether the dispatch returned the expanded layout.
+    num_experts : int
+        Number of experts on all ranks.
+    expert_alignment : int
+        The rows of each local expert are rounded up to a multiple of this: in the expanded layout the rows themselves,
+        otherwise only the counts.
+    num_max_tokens_per_rank : int
+        Most tokens of a rank.
+    num_sms : int
+        Thread blocks of the dispatch, also for its combine.
+    topk_idx : torch.Tensor
+        int64 or int32 [tokens, top-k]: the choices of this rank's tokens; a copy unless `do_handle_copy` was False.
+    num_recv_tokens : int
+        Rows received, one per token; without a host wait, the most that there can be.
+    num_expanded_tokens : int
+        Rows of the expanded layout, padding included; without a host wait, the most that there can be.
+    num_recv_tokens_per_expert_list : list of int
+        Rows of each local expert, rounded up; empty without a host wait.
+    psum_num_recv_tokens_per_scaleup_rank : torch.Tensor
+        int32 [scale-up ranks]: running sums of the rows received from each rank; where rows are forwarded in nodes,
+        from all ranks with the same local index. The last element is the number of rows received.
+    psum_num_recv_tokens_per_expert : torch.Tensor
+        int32 [local experts]: running sums of the rows of each local expert, each rounded up. In the expanded layout,
+        where the rows of an expert end: its own are not rounded up.
+    num_unaligned_recv_tokens_per_expert : torch.Tensor
+        int32 [local experts]: rows of each local expert.
+    token_metadata_at_forward, channel_linked_list
+        None: this library's combine needs no such record.
+    """
+
+    def __init__(
+        self,
+        dispatched: DispatchHandle,
+        counts: ReceivedCounts,
+        expanded: Expanded | None,
+        *,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        num_max_tokens_per_rank: int,
+        num_sms: int,
+        config: Config | None,
+        num_expanded_tokens: int,
+        num_recv_tokens_per_expert_list: list[int],
+    ) -> None:
+        assert counts.rank_sums is not None
+        assert counts.expert_sums is not None
+        assert counts.expert_rows is not None
+        self.dispatched, self.expanded = dispatched, expanded
+        self.do_expand = expanded is not None
+        self.num_experts, self.expert_alignment = num_experts, counts.alignment
+        self.num_max_tokens_per_rank, self.num_sms = num_max_tokens_per_rank, num_sms
+        self.config = config  # for later calls; None: each chooses its own
+        self.topk_idx = topk_idx
+        self._ids = (tuple(topk_idx.shape), topk_idx.dtype)
+        self.num_recv_tokens, self.num_expanded_tokens = dispatched.rows, num_expanded_tokens
+        self.num_recv_tokens_per_expert_list = num_recv_tokens_per_expert_list
+        self.psum_num_recv_tokens_per_scaleup_rank = counts.rank_sums
+        self.psum_num_recv_tokens_per_expert = counts.expert_sums
+        self.num_unaligned_recv_tokens_per_expert = counts.expert_rows
+        self.token_metadata_at_forward = self.channel_linked_list = None
+
+    def __repr__(self) -> str:
+        layout = f"expanded to {self.num_expanded_tokens} rows" if self.do_expand else "not expanded"
+        return (
+            f"EPHandle(tokens={self.topk_idx.shape[0]}, rows={self.num_recv_tokens}, {layout}, "
+            f"experts={self.num_experts}, rank={self.dispatched.owner.rank} of {self.dispatched.owner.ranks})"
+        )
+
+    def choices(self, device: torch.device) -> torch.Tensor:
+        """Return `topk_idx`; raise unless what the caller may have assigned is like the original."""
+        shape, dtype = self._ids
+        return arguments.tensor("handle.topk_idx", self.topk_idx, dtype, shape, device)
+
+    @cached_property
+    def recv_src_metadata(self) -> torch.Tensor:
+        """Where each row comes from: int32 [rows, 2 + top-k], made on the first access, in the caller's stream.
+
+        Column 0 is `source rank * num_max_tokens_per_rank + token`, column 1 `source rank * top-k`. In the expanded
+        layout, column 1 is that plus the index of the token's first choice here, and the others are the index of each
+        choice's row, or -1; otherwise they are -1. Rows beyond those received are undefined.
+        """
+        handle, topk = self.dispatched, self.topk_idx.shape[1]
+        ends = handle.plan.ends()
+        rows = torch.arange(handle.rows, dtype=torch.int32, device=ends.device)
+        rank = torch.searchsorted(ends, rows, right=True).to(torch.int32).clamp(max=ends.shape[0] - 1)
+        slots = torch.full((handle.rows, topk), -1, dtype=torch.int32, device=ends.device)
+        first = torch.zeros_like(rank)
+        if self.expanded is not None:
+            slots = self.expanded.slots
+            first = (slots >= 0).int().argmax(1).int()
+        token = rank * self.num_max_tokens_per_rank + handle.recv_src_idx
+        return torch.cat([torch.stack([token, rank * topk + first], dim=1), slots], dim=1)
+
+    @cached_property
+    def dst_buffer_slot_idx(self) -> torch.Tensor:
+        """Where each choice's row goes: int32 [tokens, top-k], made on the first access, in the caller's stream.
+
+        The index of the row among those that this rank sends to the rank with the expert; -1 for no expert.
+        """
+        in_rank = self.dispatched.is_token_in_rank
+        ids, per_rank = self.topk_idx.long(), self.num_experts // in_rank.shape[1]
+        index = in_rank.cumsum(0, dtype=torch.int32) - 1
+        return torch.where(ids >= 0, index.gather(1, ids.clamp(min=0) // per_rank), -1)
+
+
+def check_handle(handle: Any) -> EPHandle:
+    """Check that a handle is one of V2."""
+    if not isinstance(handle, EPHandle):
+        raise TypeError(f"handle={arguments.describe(handle)}: expected the EPHandle that dispatch returned")
+    return handle
