@@ -19,6 +19,9 @@ from deep_ep_py.core.logs import configure as _configure_logs
 from deep_ep_py.errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
 from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
+from deep_ep_py.v2.domains import get_logical_domain_size, get_physical_domain_size
+from deep_ep_py.v2.elastic import ElasticBuffer
+from deep_ep_py.v2.handle import EPHandle
 
 __path__ += absent.__path__
 topk_idx_t = torch.int64
@@ -30,12 +33,16 @@ __all__ = [
     "DeadlockError",
     "DeepEPError",
     "DeepEPTimeout",
+    "EPHandle",
+    "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
     "Link",
     "NicOptions",
     "SimtError",
     "__version__",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
     "topk_idx_t",
 ]
 

@@ -1,19 +1,17 @@
 """Names from DeepEP versions that this library does not implement, with the reason why they are absent.
 
-`hasattr` returns False for them. If the package lacks a name, `from deep_ep import ElasticBuffer` tries to import a
+`hasattr` returns False for them. If the package lacks a name, `from deep_ep import HybridEPBuffer` tries to import a
 submodule of that name. Both packages search this folder for submodules, so each module here raises the reason instead
 of Python's generic error.
 """
 
 from __future__ import annotations
 
-_V2 = "DeepEP's V2 interface is not available; use `get_dispatch_layout`, `dispatch` and `combine` of V1's `Buffer`"
 _HYBRID = (
     "DeepEP's hybrid-ep branch is not available; use `get_dispatch_layout`, `dispatch` and `combine` of V1's `Buffer`, "
     "which works across nodes too"
 )
 REASONS = {
-    **dict.fromkeys(("ElasticBuffer", "EPHandle", "get_physical_domain_size", "get_logical_domain_size"), _V2),
     **dict.fromkeys(("HybridEPBuffer", "hybrid_ep_buffer"), _HYBRID),
 }
 

@@ -1,12 +1,22 @@
-"""The package that callers of DeepEP 1.2 get from `import deep_ep`, once `take_names` or the shim has put it there."""
+"""The package that callers of DeepEP 1.2 and 2 get from `import deep_ep`, once `take_names` or the shim has put it there."""
 
 from typing import Any
 
 import deep_ep_py
-from deep_ep_py import Config, EventHandle, EventOverlap, absent, topk_idx_t
+from deep_ep_py import (
+    Config,
+    EPHandle,
+    EventHandle,
+    EventOverlap,
+    absent,
+    get_logical_domain_size,
+    get_physical_domain_size,
+    topk_idx_t,
+)
 
 from . import utils
 from .buffer import Buffer
+from .elastic import ElasticBuffer
 from .names import take_names
 
 __path__ += absent.__path__
@@ -15,9 +25,13 @@ __version__ = f"1.2.1+deep_ep_py.{deep_ep_py.__version__}"
 __all__ = [
     "Buffer",
     "Config",
+    "EPHandle",
+    "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
     "__version__",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
     "take_names",
     "topk_idx_t",
     "utils",

@@ -56,10 +56,11 @@ class Buffer(deep_ep_py.Buffer):
             explicitly_destroy,
             enable_shrink,
             comm,
-            device=_default_device() if device is None else device,
+            device=default_device() if device is None else device,
             **options,
         )
 
 
-def _default_device() -> str:
+def default_device() -> str:
+    """Return where tensors live if the caller does not say."""
     return os.environ.get(DEVICE_VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")

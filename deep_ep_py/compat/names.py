@@ -8,6 +8,9 @@ import sys
 _MODULES = {
     "deep_ep": "deep_ep_py.compat",
     "deep_ep.buffer": "deep_ep_py.compat.buffer",
+    "deep_ep.buffers": "deep_ep_py.compat.buffers",
+    "deep_ep.buffers.elastic": "deep_ep_py.compat.elastic",
+    "deep_ep.buffers.legacy": "deep_ep_py.compat.buffer",
     "deep_ep.utils": "deep_ep_py.compat.utils",
     "deep_ep.utils.envs": "deep_ep_py.compat.utils.envs",
     "deep_ep.utils.event": "deep_ep_py.compat.utils.event",

@@ -69,10 +69,6 @@ def test_what_is_imported(names: None) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("ElasticBuffer", "DeepEP's V2 interface is not available; use `get_dispatch_layout`, `dispatch`"),
-        ("EPHandle", "DeepEP's V2 interface is not available"),
-        ("get_physical_domain_size", "DeepEP's V2 interface is not available"),
-        ("get_logical_domain_size", "DeepEP's V2 interface is not available"),
         ("HybridEPBuffer", "DeepEP's hybrid-ep branch is not available; use `get_dispatch_layout`, `dispatch`"),
         ("hybrid_ep_buffer", "DeepEP's hybrid-ep branch is not available"),
     ],

@@ -1,0 +1,190 @@
+"""Dispatch and combine through `ElasticBuffer`: both layouts, with and without a host wait, anew and by handle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import oracle
+from builds import BLOCK_COUNTS, FABRICS
+from cases import BY_NAME
+from elastic import ElasticTrial
+from harness import under_schedules
+
+NAMES = (
+    "uniform",
+    "one_rank_alone",
+    "three_ranks",
+    "all_to_one_rank",
+    "ranks_that_send_nothing",
+    "no_tokens_at_all",
+    "unrouted_selections",
+    "nothing_routed",
+    "several_experts_on_one_rank",
+    "hidden_of_one_piece",
+    "topk_32",
+    "rounds_without_arena",
+    "2x2_uniform",
+    "2x2_to_one_node",
+    "2x3_holes",
+)
+TRIALS = {name: ElasticTrial.of(BY_NAME[name], alignment) for name, alignment in zip(NAMES, (1, 8, 3) * 5, strict=True)}
+
+
+def round_trip(buffer: Any, rank: int, trial: ElasticTrial, blocks: int, *, expanded: bool, exact: bool) -> None:
+    biases, sms = blocks % 3, {"num_sms": blocks}
+    results = trial.dispatch(buffer, rank, do_expand=expanded, do_cpu_sync=exact, **sms)
+    trial.check(rank, results, expanded=expanded, exact=exact)
+    handle = results[3]
+    combined = trial.combine(buffer, rank, handle, biases, weights=results[2])
+    trial.check_combine(rank, combined, biases)
+    ids = trial.work.topk_idx[rank]
+    assert oracle.same_bits(combined[1], torch.where(ids >= 0, trial.work.topk_weights[rank], 0.0))
+    for weights in (None, trial.work.topk_weights[rank]):
+        again = buffer.dispatch(trial.work.x[rank], handle=handle, topk_weights=weights, do_expand=expanded)
+        assert again.handle is handle
+        trial.check(rank, again, expanded=expanded, exact=exact, weighted=weights is not None)
+    trial.check_combine(rank, trial.combine(buffer, rank, handle))
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+@pytest.mark.parametrize("name", TRIALS)
+def test_round_trip(name: str, fabric: str) -> None:
+    trial = TRIALS[name]
+    if trial.case.two_hops and fabric == "peer":
+        pytest.skip("all ranks share a node")
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, fabric) as buffer:
+            for number, (expanded, exact) in enumerate([(True, True), (False, False), (True, False), (False, True)]):
+                blocks = BLOCK_COUNTS[number % len(BLOCK_COUNTS)]
+                round_trip(buffer, buffer.rank_idx, trial, blocks, expanded=expanded, exact=exact)
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_padding_is_zeroed(fabric: str) -> None:
+    trial = ElasticTrial.of(BY_NAME["several_experts_on_one_rank"], alignment=8)
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, fabric) as buffer:
+            rank = buffer.rank_idx
+            x, _, weights, handle, _ = trial.dispatch(buffer, rank, do_expand=True, do_zero_padding=True)
+            again = buffer.dispatch(
+                trial.work.x[rank],
+                handle=handle,
+                topk_weights=trial.work.topk_weights[rank],
+                do_expand=True,
+                do_zero_padding=True,
+            )
+            padding = trial.layouts[rank].padding()
+            assert padding
+            for rows, of_rows in ((x, weights), (again.recv_x, again.recv_topk_weights)):
+                assert not rows[padding].any() and not of_rows[padding].any()
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("expanded", [False, True], ids=["rows", "expanded"])
+def test_without_weights(expanded: bool) -> None:
+    """Ids travel without weights, as in a backward pass."""
+    trial = TRIALS["unrouted_selections"]
+
+    def on_each_rank(group: Any, fabric: str) -> None:
+        with trial.make_buffer(group, fabric) as buffer:
+            results = trial.dispatch(buffer, buffer.rank_idx, topk_weights=None, do_expand=expanded)
+            trial.check(buffer.rank_idx, results, expanded=expanded, exact=True, weighted=False)
+
+    for fabric in FABRICS:
+        under_schedules(trial.case.ranks, on_each_rank, fabric, count=1)
+
+
+def test_the_rows_of_an_expanded_handle_without_its_layout() -> None:
+    trial = TRIALS["several_experts_on_one_rank"]
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, "peer") as buffer:
+            rank = buffer.rank_idx
+            handle = trial.dispatch(buffer, rank, do_expand=True).handle
+            again = buffer.dispatch(trial.work.x[rank], handle=handle)
+            assert oracle.same_bits(again.recv_x, trial.received[rank].x)
+            assert oracle.same_bits(again.recv_topk_idx, trial.received[rank].topk_idx)
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+def test_each_weight_comes_from_the_rank_of_its_choice() -> None:
+    """In one hop, what other ranks have in that column does not matter."""
+    trial = TRIALS["several_experts_on_one_rank"]
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, "peer") as buffer:
+            rank = buffer.rank_idx
+            _, idx, weights, handle, _ = trial.dispatch(buffer, rank)
+            combined = trial.combine(buffer, rank, handle, weights=torch.where(idx >= 0, weights, torch.nan))
+            assert oracle.same_bits(combined[1], trial.work.topk_weights[rank])
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+def test_statistics_add_up() -> None:
+    trial = ElasticTrial.of(BY_NAME["uniform"], alignment=8)
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, "peer") as buffer:
+            rank = buffer.rank_idx
+            counts = [len(rows) for rows in trial.layouts[rank].rows]
+            statistics = torch.full((len(counts),), 5, dtype=torch.int32)
+            for _ in range(2):
+                handle = trial.dispatch(buffer, rank, cumulative_local_expert_recv_stats=statistics).handle
+            buffer.dispatch(trial.work.x[rank], handle=handle, cumulative_local_expert_recv_stats=statistics)
+            assert statistics.tolist() == [5 + 3 * count for count in counts]
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+def test_the_handle_keeps_the_choices() -> None:
+    trial = TRIALS["uniform"]
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, "peer") as buffer:
+            rank = buffer.rank_idx
+            ids = trial.work.topk_idx[rank].clone()
+            copied = buffer.dispatch(trial.work.x[rank], ids, num_experts=trial.work.num_experts).handle
+            shared = buffer.dispatch(
+                trial.work.x[rank], ids, num_experts=trial.work.num_experts, do_handle_copy=False
+            ).handle
+            assert copied.topk_idx.data_ptr() != ids.data_ptr() == shared.topk_idx.data_ptr()
+            ids.fill_(-1)
+            trial.check_combine(rank, trial.combine(buffer, rank, copied, 2), 2)
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+def test_in_flight_and_in_order() -> None:
+    """Events of a dispatch and a combine in flight at once, waited for in reverse order."""
+    trial = TRIALS["uniform"]
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, "peer") as buffer:
+            rank = buffer.rank_idx
+            options = {"async_with_compute_stream": True, "allocate_on_comm_stream": True}
+            first = trial.dispatch(
+                buffer,
+                rank,
+                do_expand=True,
+                previous_event=buffer.capture(),
+                previous_event_before_epilogue=buffer.capture(),
+                **options,
+            )
+            combined = trial.combine(buffer, rank, first.handle, 1, previous_event=first.event, **options)
+            combined.event.current_stream_wait()
+            trial.check_combine(rank, combined, 1)
+            first.event.current_stream_wait()
+            trial.check(rank, first, expanded=True, exact=True)
+            buffer.barrier()
+
+    under_schedules(trial.case.ranks, on_each_rank)
