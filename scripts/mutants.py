@@ -35,6 +35,7 @@ ROOT = native_build.ROOT
 sys.path.insert(0, str(ROOT / "tests"))
 from mutants.mutant import (  # noqa: E402
     BOUNDS,
+    EXPANDED,
     LOW_LATENCY,
     NORMAL,
     ONCE_PER_NODE,
@@ -60,7 +61,7 @@ SCENARIOS = (
         "recover ibgda",
         "recover proxy",
     ),
-    *(*NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS, *LOW_LATENCY, *ONCE_PER_NODE),
+    *(*NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS, *EXPANDED, *LOW_LATENCY, *ONCE_PER_NODE),
     *TWO_HOPS,
 )
 SEEDS = {"fast": 24, "exact": 24, "tsan": 60}

@@ -10,6 +10,7 @@ FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda", "failin
 RACING = (*FAILING, "failing, watched", "two hops failing")
 ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
 REPLAYS = ("replays", "replays ibgda", "replays proxy")
+EXPANDED = ("expanded", "expanded rounds", "expanded ibgda")
 BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
 MASKS = ("masks", "masks weak", "masks ibgda", "masks mixed", "masks proxy")
 LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed", "low latency proxy")

@@ -4,6 +4,7 @@
 
 #include "apart.h"
 #include "bounds.h"
+#include "expanded.h"
 #include "failing.h"
 #include "fields.h"
 #include "low_latency.h"
@@ -86,6 +87,9 @@ int main(int argc, char** argv) {
         {"replays proxy", [&](uint64_t seed) { replays::run(seed, {"proxy", true, 4 * kTight, 2, slow}); }},
         {"two buffers", [&](uint64_t seed) { two_buffers::run(seed, {"peer", true, kAmple, 2, slow}); }},
         {"two buffers weak", [&](uint64_t seed) { two_buffers::run(seed, {"weak", false, kAmple, 2, slow}); }},
+        {"expanded", [&](uint64_t seed) { expanded::run(seed, {"peer", true, kAmple, 2, slow}); }},
+        {"expanded rounds", [&](uint64_t seed) { expanded::run(seed, {"peer", false, 2 * kTight, 2, slow}); }},
+        {"expanded ibgda", [&](uint64_t seed) { expanded::run(seed, {"ibgda", true, 4 * kTight, 2, slow}); }},
         {"bounds", [&](uint64_t seed) { bounds::run(seed, {"peer", true, kTight, 2, slow}); }},
         {"bounds rounds", [&](uint64_t seed) { bounds::run(seed, {"peer", false, kTight, 2, slow}); }},
         {"bounds weak", [&](uint64_t seed) { bounds::run(seed, {"weak", false, 2 * kTight, 2, slow}); }},

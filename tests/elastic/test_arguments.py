@@ -1,0 +1,176 @@
+"""Arguments that `ElasticBuffer` refuses before anything is sent, and what an operation refuses later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import deep_ep_py as deep_ep
+from cases import BY_NAME
+from deep_ep_py.testing import run_ranks
+from elastic import ElasticTrial
+from harness import under_schedules
+
+TRIAL = ElasticTrial.of(BY_NAME["two_ranks"])
+MIB = 1 << 20
+
+
+def alone(**options: Any) -> deep_ep.ElasticBuffer:
+    """Make a Buffer of one rank."""
+    made: list[Any] = []
+    run_ranks(1, lambda group: made.append(deep_ep.ElasticBuffer(group, **options)))
+    return made[0]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "num_max_tokens_per_rank=0: expected 1 to"),
+        ({"num_max_tokens_per_rank": 8}, "hidden=0: expected 1 to"),
+        ({"num_max_tokens_per_rank": 8, "hidden": 64, "num_topk": 33}, "num_topk=33: expected 0 to 32"),
+        ({"num_bytes": 3 * MIB}, f"num_bytes={3 * MIB}: expected a multiple of {2 * MIB}"),
+        ({"num_bytes": 0}, f"num_bytes=0: expected {2 * MIB} to"),
+        ({"num_bytes": 4 * MIB, "num_cpu_bytes": 2 * MIB}, "num_cpu_bytes=2097152: expected 0, since Engram"),
+        ({"num_bytes": 4 * MIB, "allow_hybrid_mode": 2}, "allow_hybrid_mode=2: expected a bool"),
+        ({"num_bytes": 4 * MIB, "num_gpu_timeout_secs": 0}, "num_gpu_timeout_secs=0: expected more than 0"),
+    ],
+)
+def test_constructor(options: dict[str, Any], why: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=why.replace("(", r"\(")):
+        alone(**options)
+
+
+def refused(buffer: deep_ep.ElasticBuffer, rank: int, why: str, **options: Any) -> None:
+    before = buffer.stats()["operations"]
+    with pytest.raises((ValueError, TypeError), match=why):
+        TRIAL.dispatch(buffer, rank, **options)
+    assert buffer.stats()["operations"] == before
+
+
+def test_dispatch() -> None:
+    event = deep_ep.EventHandle()
+
+    def on_each_rank(group: Any) -> None:
+        with TRIAL.make_buffer(group, "peer") as buffer:
+            rank, work = buffer.rank_idx, TRIAL.work
+            for why, options in {
+                "num_max_tokens_per_rank=5": {"num_max_tokens_per_rank": 5},
+                "num_max_tokens_per_rank=0": {"num_max_tokens_per_rank": 0},
+                "expert_alignment=0": {"expert_alignment": 0},
+                "num_sms=257": {"num_sms": 257},
+                "num_sms=True": {"num_sms": True},
+                "num_qps=-1": {"num_qps": -1},
+                "do_cpu_sync=2": {"do_cpu_sync": 2},
+                "topk_weights=": {"topk_weights": work.topk_weights[rank].double()},
+                "cumulative_local_expert_recv_stats=": {"cumulative_local_expert_recv_stats": torch.zeros(2)},
+                "do_zero_padding=True: expected do_expand=True": {"do_zero_padding": True},
+                "previous_event: expected allocate_on_comm_stream=True": {"previous_event": event},
+                "previous_event=3: expected an EventHandle": {"previous_event": 3},
+                "previous_event_before_epilogue='e'": {"previous_event_before_epilogue": "e"},
+            }.items():
+                refused(buffer, rank, why, **options)
+            with pytest.raises(ValueError, match="topk_idx=None: expected a value, or a handle"):
+                buffer.dispatch(work.x[rank], num_experts=work.num_experts)
+            with pytest.raises(ValueError, match="num_experts=None: expected a value, or a handle"):
+                buffer.dispatch(work.x[rank], work.topk_idx[rank])
+            with pytest.raises(ValueError, match="num_experts=3: expected a multiple of the 2 ranks"):
+                buffer.dispatch(work.x[rank], work.topk_idx[rank], num_experts=3)
+            with pytest.raises(ValueError, match="topk_idx: ids from 0 to 9, expected -1 to 3"):
+                buffer.dispatch(work.x[rank], work.topk_idx[rank].clamp(max=0) + 9 * (work.topk_idx[rank] > 0),
+                                num_experts=4)  # fmt: skip
+            TRIAL.check(rank, TRIAL.dispatch(buffer, rank), expanded=False, exact=True)
+
+    run_ranks(2, on_each_rank)
+
+
+def test_with_a_handle() -> None:
+    def on_each_rank(group: Any) -> None:
+        with TRIAL.make_buffer(group, "peer") as buffer:
+            rank, work = buffer.rank_idx, TRIAL.work
+            x, handle = work.x[rank], TRIAL.dispatch(buffer, rank).handle
+            for why, options in {
+                "topk_idx: expected None with a handle": {"topk_idx": work.topk_idx[rank]},
+                "do_cpu_sync=True: expected False with a handle": {"do_cpu_sync": True},
+                "num_experts=8: expected 4, as in the handle's dispatch": {"num_experts": 8},
+                "expert_alignment=2: expected 1": {"expert_alignment": 2},
+                "num_max_tokens_per_rank=99: expected": {"num_max_tokens_per_rank": 99},
+                "do_expand=True: expected a handle of a dispatch with do_expand=True": {"do_expand": True},
+            }.items():
+                with pytest.raises(ValueError, match=why):
+                    buffer.dispatch(x, handle=handle, **options)
+            for wrong in (3, handle.dispatched, tuple(handle.dispatched)):
+                with pytest.raises(TypeError, match="expected the EPHandle that dispatch returned"):
+                    buffer.combine(x, wrong)
+            kept, handle.topk_idx = handle.topk_idx, handle.topk_idx[:-1]
+            with pytest.raises(ValueError, match=r"handle.topk_idx=int64\["):
+                TRIAL.combine(buffer, rank, handle)
+            handle.topk_idx = kept
+            TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle))
+
+    run_ranks(2, on_each_rank)
+
+
+def test_rows_that_are_not_summed_before_they_travel() -> None:
+    def on_each_rank(group: Any) -> None:
+        with TRIAL.make_buffer(group, "peer", allow_multiple_reduction=False) as buffer:
+            rank = buffer.rank_idx
+            TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, TRIAL.dispatch(buffer, rank).handle))
+            expanded = TRIAL.dispatch(buffer, rank, do_expand=True).handle
+            with pytest.raises(ValueError, match="allow_multiple_reduction=False: expected True to combine the expanded"):
+                TRIAL.combine(buffer, rank, expanded)
+
+    run_ranks(2, on_each_rank)
+
+
+def test_a_token_that_names_an_expert_twice() -> None:
+    """With a host wait it gets a row for each; without one, the layout may be too small, which all ranks learn."""
+    ids = torch.zeros(6, 4, dtype=torch.int64)
+    x = torch.arange(6.0).repeat_interleave(8).reshape(6, 8).to(torch.bfloat16)
+
+    def on_each_rank(group: Any) -> None:
+        with deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=6, hidden=8) as buffer:
+            received = buffer.dispatch(x, ids, num_experts=2, do_expand=True)
+            assert len(received.recv_x) == (2 * 6 * 4 if buffer.rank_idx == 0 else 0)
+            combined = buffer.combine(received.recv_x, received.handle)[0]
+            assert torch.equal(combined, 4 * x)
+            with pytest.raises(deep_ep.DeepEPError, match="the experts of a token must be distinct|rank 0"):
+                buffer.dispatch(x, ids, num_experts=2, do_expand=True, do_cpu_sync=False)
+                buffer.dispatch(x, ids, num_experts=2)  # a rank that has no rows learns of it at its next call
+            buffer.recover()
+            assert len(buffer.dispatch(x, ids, num_experts=2).recv_x) == (12 if buffer.rank_idx == 0 else 0)
+
+    under_schedules(2, on_each_rank)
+
+
+def test_different_settings_on_ranks_are_told() -> None:
+    def on_each_rank(group: Any) -> str:
+        with TRIAL.make_buffer(group, "peer") as buffer:
+            rank = buffer.rank_idx
+            weights = TRIAL.work.topk_weights[rank] if rank == 0 else None
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                TRIAL.dispatch(buffer, rank, topk_weights=weights)
+            buffer.recover()
+            TRIAL.check(rank, TRIAL.dispatch(buffer, rank, do_expand=True), expanded=True, exact=True)
+            return str(info.value)
+
+    said = run_ranks(2, on_each_rank)
+    assert any("top-k weights" in one for one in said), said
+
+
+@pytest.mark.once
+def test_what_is_not_offered_says_so() -> None:
+    buffer = alone(num_bytes=4 * MIB)
+    for name, what in (("engram_write", "Engram"), ("pp_send", "pipeline"), ("agrs_set_config", "all-gather"),
+                       ("all_gather", "all-gather"), ("create_agrs_session", "all-gather")):  # fmt: skip
+        assert not hasattr(buffer, name)
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': {what}.* not offered"):
+            getattr(buffer, name)
+    with pytest.raises(AttributeError, match="has no attribute 'dispatsch'$"):
+        buffer.dispatsch  # noqa: B018
+    buffer.destroy()
+    assert buffer.runtime is None and buffer.group is None
+    with pytest.raises(deep_ep.DeepEPError, match="the Buffer has been destroyed"):
+        buffer.barrier()
