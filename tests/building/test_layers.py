@@ -92,6 +92,7 @@ IMPORTS = {
     "": GROUND | {"absent", "topology", "buffer"},
     "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer"},
     "moe": GROUND | {"ops"},
+    "eplb": GROUND,
     "compat": GROUND | {"", "absent", "v1", "moe"},
     "bench": GROUND | {"", "jit", "bootstrap", "device", "testing", "moe"},
     "profile": GROUND | {"jit", "device", "buffer", "testing", "bench"},

@@ -1,0 +1,128 @@
+"""Computes a placement of experts from their loads. Start reading at `plan`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deep_ep_py.core import arguments
+from deep_ep_py.eplb.greedy import Floats, Ints, pack, per_replica, replicate
+from deep_ep_py.eplb.loads import checked_loads
+from deep_ep_py.eplb.placement import Placement
+
+
+def plan(
+    loads: Tensor, *, num_physical_experts: int, num_ranks: int, num_nodes: int = 1, num_groups: int = 1
+) -> Placement:
+    """Place the replicas of all experts on ranks so that the ranks get equally many tokens.
+
+    The method is that of DeepSeek's Expert Parallelism Load Balancer (https://github.com/deepseek-ai/EPLB), and so are
+    the results. Layers are planned independently, in three steps:
+
+    1. Groups of experts are packed onto nodes, as evenly as their loads allow. A router that limits the groups of a
+       token then limits the nodes to which its rows go.
+    2. In each node, one redundant replica at a time is given to the expert with the highest load per replica.
+    3. In each node, the replicas are packed onto ranks, as evenly as their loads allow.
+
+    If the number of groups is not a multiple of the number of nodes, groups cannot be packed: then all ranks count as
+    one node of a single group, and the replicas of an expert can be on any nodes (EPLB's global policy).
+
+    Packing takes the heaviest item first, and puts it where the load is least among the places with room. If each place
+    has room for one item only, no choice is more even than another, and the items keep their order. The result is a
+    function of the arguments alone, since ties are resolved by order:
+
+    * Of groups with equal loads, the lower is packed first. Of nodes, and of ranks, with equal loads, the lower
+      receives the next item.
+    * The experts of a node are in the order in which their groups were packed, then of their ids. Of experts with equal
+      loads per replica, the first in this order gets the next redundant replica.
+    * Of replicas with equal loads, the first replicas of experts are packed first, in the order of experts, then the
+      redundant ones, in the order in which they were given.
+
+    EPLB sorts with `torch.sort`, which may order equal items differently on different CPUs; with `stable=True` there,
+    its results have these rules too. As there, loads are compared, divided and added in float32, so loads that differ
+    by less than about 1e-7 of their value can count as equal.
+
+    An expert without tokens gets redundant replicas only if no expert of its node has tokens, and then the first expert
+    gets all of them. So pass equal loads, such as ones, for a layer without statistics.
+
+    Parameters
+    ----------
+    loads : torch.Tensor
+        [layers, logical experts], or [logical experts] for one layer: tokens that each logical expert has received, in
+        any unit that is the same within a layer. Of an integer or floating-point dtype and on any device, from which it
+        is copied to the CPU. `physical_to_logical` makes such loads from the counts of a dispatch. All ranks must pass
+        the same loads to get the same plan.
+    num_physical_experts : int
+        Number of replicas of all experts in a layer together: a multiple of `num_ranks`, and at least the number of
+        logical experts.
+    num_ranks : int
+        Number of ranks; a multiple of `num_nodes`.
+    num_nodes : int
+        Number of nodes. Ranks of a node are consecutive.
+    num_groups : int
+        Number of groups of a group-limited router; a divisor of the number of logical experts. Experts of a group are
+        consecutive.
+
+    Returns
+    -------
+    Placement
+        With maps on the CPU. An expert's entries in `logical_to_physical_map` are in the order in which its replicas
+        were created.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is invalid; the message names it.
+    """
+    checked = checked_loads(loads)
+    experts = checked.shape[1]
+    arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_RANKS)
+    arguments.integer("num_nodes", num_nodes, 1, num_ranks)
+    if num_ranks % num_nodes:
+        raise ValueError(f"num_nodes={num_nodes}: expected a divisor of the {num_ranks} ranks")
+    arguments.integer("num_groups", num_groups, 1, experts)
+    if experts % num_groups:
+        raise ValueError(f"num_groups={num_groups}: expected a divisor of the {experts} logical experts")
+    arguments.experts(num_physical_experts, num_ranks, "num_physical_experts")
+    if num_physical_experts < experts:
+        raise ValueError(f"num_physical_experts={num_physical_experts}: expected at least {experts}, as in loads")
+    if num_groups % num_nodes:
+        num_groups = num_nodes = 1
+    return _plan(checked.numpy(), num_physical_experts, num_ranks, num_nodes, num_groups)
+
+
+def _plan(loads: Floats, physical: int, ranks: int, nodes: int, groups: int) -> Placement:
+    """Return the plan for checked arguments, with a number of groups that is a multiple of the nodes'."""
+    layers, experts = loads.shape
+    of_node = _experts_of_nodes(loads, nodes, groups)
+    node_loads = _pick(loads, of_node.reshape(layers, experts)).reshape(of_node.shape)
+
+    replicas = replicate(node_loads, physical // nodes)
+    replica_loads = _pick(per_replica(node_loads, replicas.counts), replicas.experts)
+
+    # The physical experts of a rank are consecutive, and so are the ranks of a node.
+    order = pack(replica_loads, ranks // nodes).reshape(replica_loads.shape)
+    held = _pick(of_node, _pick(replicas.experts, order)).reshape(layers, physical)
+    ordinal = _pick(replicas.ordinals, order).reshape(layers, physical)
+
+    count = np.empty((layers, experts), np.int64)
+    np.put_along_axis(count, of_node.reshape(layers, experts), replicas.counts.reshape(layers, experts), axis=1)
+    places = np.full((layers, experts, count.max()), -1, np.int64)
+    places[np.arange(layers)[:, None], held, ordinal] = np.arange(physical)
+    return Placement(torch.from_numpy(held), torch.from_numpy(places), torch.from_numpy(count), ranks)
+
+
+def _experts_of_nodes(loads: Floats, nodes: int, groups: int) -> Ints:
+    """Pack groups onto nodes, and return the logical experts of each node: [layers * nodes, experts / nodes]."""
+    layers, experts = loads.shape
+    size = experts // groups
+    # Sums of float32 would depend on the order of additions, which is NumPy's choice.
+    group_loads = loads.reshape(layers, groups, size).sum(axis=2, dtype=np.float64).astype(np.float32)
+    packed = pack(group_loads, nodes)
+    return (packed[..., None] * size + np.arange(size)).reshape(layers * nodes, experts // nodes)
+
+
+def _pick(values: np.ndarray, index: Ints) -> np.ndarray:
+    """Return the values of each row at the indices of that row."""
+    return np.take_along_axis(values, index, axis=1)

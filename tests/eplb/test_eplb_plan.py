@@ -1,0 +1,218 @@
+"""Plans of redundant experts, against DeepSeek's published example and a reference in exact arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deep_ep_py import eplb
+
+pytestmark = pytest.mark.once
+
+REDUNDANT = 9
+UNIT = 2520
+"""A multiple of 1 to REDUNDANT + 1, so that the loads of replicas are whole numbers. Below 2**24 float32 adds these
+exactly, and the reference must agree about every tie."""
+
+
+def pack(loads: list[Fraction], num_packs: int) -> list[list[int]]:
+    """Return the items of each pack."""
+    room = len(loads) // num_packs
+    if room == 1:
+        return [[item] for item in range(num_packs)]
+    packs: list[list[int]] = [[] for _ in range(num_packs)]
+    for item in sorted(range(len(loads)), key=lambda item: (-loads[item], item)):
+        open_packs = [pack for pack in packs if len(pack) < room]
+        min(open_packs, key=lambda pack: sum(loads[other] for other in pack)).append(item)
+    return packs
+
+
+def reference(
+    loads: list[int], physical: int, ranks: int, nodes: int, groups: int
+) -> tuple[list[int], list[list[int]]]:
+    """Return the expert of each physical expert of a layer, and the physical experts of each expert."""
+    if groups % nodes:
+        nodes = groups = 1
+    size = len(loads) // groups
+    members = [range(group * size, (group + 1) * size) for group in range(groups)]
+    held: list[int] = []
+    places: dict[tuple[int, int], int] = {}
+    for packed in pack([Fraction(sum(loads[expert] for expert in group)) for group in members], nodes):
+        experts = [expert for group in packed for expert in members[group]]
+        replicas = [(expert, 0) for expert in experts]
+        while len(replicas) < physical // nodes:
+            count = {expert: sum(other == expert for other, _ in replicas) for expert in experts}
+            busiest = max(experts, key=lambda expert: Fraction(loads[expert], count[expert]))
+            replicas.append((busiest, count[busiest]))
+        count = {expert: sum(other == expert for other, _ in replicas) for expert in experts}
+        shares = [Fraction(loads[expert], count[expert]) for expert, _ in replicas]
+        for on_rank in pack(shares, ranks // nodes):
+            for index in on_rank:
+                places[replicas[index]] = len(held)
+                held.append(replicas[index][0])
+    return held, [[places[key] for key in sorted(places) if key[0] == expert] for expert in range(len(loads))]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[list[int]], dict[str, int]]:
+    """Draw the loads of some layers, and the numbers that `plan` takes."""
+    nodes = draw(st.integers(1, 4))
+    ranks = nodes * draw(st.integers(1, 4))
+    groups = draw(st.sampled_from([1, nodes, 2 * nodes, 3 * nodes, nodes + 1]))
+    experts = groups * draw(st.integers(1, max(1, 24 // groups)))
+    least = -(-experts // ranks)
+    shares = [share for share in range(least, least + 4) if share * ranks - experts <= REDUNDANT] or [least]
+    physical = ranks * draw(st.sampled_from(shares))
+    highest = draw(st.sampled_from([0, 2, 20, 200]))
+    layer = st.lists(st.integers(0, highest).map(UNIT.__mul__), min_size=experts, max_size=experts)
+    loads = draw(st.lists(layer, min_size=1, max_size=3))
+    return loads, dict(num_physical_experts=physical, num_ranks=ranks, num_nodes=nodes, num_groups=groups)
+
+
+@given(problems())
+def test_plans_equal_the_reference(problem: tuple[list[list[int]], dict[str, int]]) -> None:
+    loads, numbers = problem
+    placement = eplb.plan(torch.tensor(loads), **numbers)
+    width = int(placement.expert_count.max())
+    assert placement.logical_to_physical_map.shape == (len(loads), len(loads[0]), width)
+    for layer, of_layer in enumerate(loads):
+        held, places = reference(of_layer, *numbers.values())
+        assert placement.physical_to_logical_map[layer].tolist() == held
+        assert placement.expert_count[layer].tolist() == [len(of_expert) for of_expert in places]
+        padded = [of_expert + [-1] * (width - len(of_expert)) for of_expert in places]
+        assert placement.logical_to_physical_map[layer].tolist() == padded
+
+
+def test_the_example_of_deepseek() -> None:
+    loads = torch.tensor(
+        [
+            [90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86],
+            [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27],
+        ]
+    )
+    placement = eplb.plan(loads, num_physical_experts=16, num_ranks=8, num_nodes=2, num_groups=4)
+    assert placement.physical_to_logical_map.tolist() == [
+        [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1],
+        [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
+    ]
+    assert placement.num_ranks == 8 and placement.device == torch.device("cpu")
+    assert (placement.num_layers, placement.num_logical_experts, placement.num_physical_experts) == (2, 12, 16)
+
+
+@given(problems())
+def test_groups_stay_in_a_node_and_the_maps_are_inverse(problem: tuple[list[list[int]], dict[str, int]]) -> None:
+    loads, numbers = problem
+    placement = eplb.plan(torch.tensor(loads), **numbers)
+    experts, nodes, groups = len(loads[0]), numbers["num_nodes"], numbers["num_groups"]
+    for held, places in zip(placement.physical_to_logical_map, placement.logical_to_physical_map):
+        for expert, of_expert in enumerate(places):
+            found = of_expert[of_expert >= 0].tolist()
+            assert sorted(found) == (held == expert).nonzero().flatten().tolist()
+        if groups % nodes == 0:
+            on_nodes = [set((on_node // (experts // groups)).tolist()) for on_node in held.view(nodes, -1)]
+            assert [len(on_node) for on_node in on_nodes] == [groups // nodes] * nodes
+            assert set.union(*on_nodes) == set(range(groups))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(0, 5))
+def test_no_other_numbers_of_replicas_give_a_lower_maximum(loads: list[int], redundant: int) -> None:
+    experts = len(loads)
+    placement = eplb.plan(torch.tensor(loads), num_physical_experts=experts + redundant, num_ranks=1)
+    count = placement.expert_count[0].tolist()
+
+    def most(count: list[int]) -> Fraction:
+        return max(Fraction(load, replicas) for load, replicas in zip(loads, count))
+
+    others = combinations_with_replacement(range(experts), redundant)
+    assert sum(count) == experts + redundant
+    assert most(count) == min(most([1 + extra.count(expert) for expert in range(experts)]) for extra in others)
+
+
+def test_ties_go_to_the_first() -> None:
+    equal = eplb.plan(torch.ones(6), num_physical_experts=8, num_ranks=4)
+    # The redundant replicas, with half the load, are those of experts 0 and 1; they are packed last.
+    assert equal.expert_count.tolist() == [[2, 2, 1, 1, 1, 1]]
+    assert equal.physical_to_logical_map.tolist() == [[2, 0, 3, 1, 4, 0, 5, 1]]
+    assert equal.logical_to_physical_map.tolist() == [[[1, 5], [3, 7], [0, -1], [2, -1], [4, -1], [6, -1]]]
+    empty = eplb.plan(torch.zeros(4), num_physical_experts=8, num_ranks=2)
+    assert empty.expert_count.tolist() == [[5, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64, torch.bfloat16])
+def test_types_of_loads(dtype: torch.dtype) -> None:
+    loads = torch.tensor([[7, 1, 12, 3], [0, 0, 5, 64]], dtype=dtype)
+    given = loads.clone()
+    numbers: dict[str, int] = dict(num_physical_experts=6, num_ranks=2)
+    placement = eplb.plan(loads, **numbers)
+    assert torch.equal(loads, given)
+    whole = eplb.plan(loads.long(), **numbers)
+    of_each = [eplb.plan(layer, **numbers).physical_to_logical_map[0] for layer in loads]
+    assert torch.equal(placement.physical_to_logical_map, whole.physical_to_logical_map)
+    assert torch.equal(placement.physical_to_logical_map, torch.stack(of_each))
+    assert {one.dtype for one in (placement.physical_to_logical_map, placement.expert_count)} == {torch.int64}
+
+
+def test_loads_of_any_memory_layout_and_device_are_read() -> None:
+    loads = torch.tensor([[7.0, 0.0], [1.0, 0.0], [12.0, 5.0], [3.0, 64.0]], requires_grad=True)
+    numbers = dict(num_physical_experts=6, num_ranks=2)
+    transposed, contiguous = (eplb.plan(one, **numbers) for one in (loads.t(), loads.t().contiguous()))
+    assert torch.equal(transposed.physical_to_logical_map, contiguous.physical_to_logical_map)
+
+
+GOOD: dict[str, Any] = dict(loads=torch.ones(2, 12), num_physical_experts=16, num_ranks=8, num_nodes=2, num_groups=4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"loads": [1, 2]}, TypeError, r"loads=\[1, 2\]: expected a tensor of an integer or floating-point dtype"),
+        ({"loads": torch.ones(2, 12, dtype=torch.bool)}, TypeError, r"loads=bool\[2, 12\] on cpu: expected a tensor"),
+        ({"loads": torch.ones(2, 12, dtype=torch.complex64)}, TypeError, r"loads=complex64\[2, 12\] on cpu"),
+        ({"loads": torch.ones(2, 2, 3)}, ValueError, r"loads=float32\[2, 2, 3\] on cpu: expected \[layers, logical"),
+        ({"loads": torch.ones(0, 12)}, ValueError, "not empty"),
+        ({"loads": torch.ones(())}, ValueError, r"loads=float32\[\] on cpu"),
+        ({"loads": torch.ones(2, 2049)}, ValueError, r"loads=.*at most 2048 logical experts"),
+        ({"loads": torch.tensor([1, -2])}, ValueError, r"loads=int64\[2\] on cpu: the lowest is -2 .*not negative"),
+        ({"loads": torch.tensor([1, float("nan")])}, ValueError, "loads=.*nan.*expected finite"),
+        ({"loads": torch.tensor([1, float("inf")])}, ValueError, "loads=.*inf.*expected finite"),
+        ({"loads": torch.full((12,), 3e38)}, ValueError, r"loads=.*sum of a layer 3.6e\+39.*range of float32"),
+        ({"num_ranks": 0}, ValueError, "num_ranks=0: expected 1 to 1024"),
+        ({"num_ranks": 8.0}, TypeError, "num_ranks=8.0: expected an int"),
+        ({"num_nodes": 3}, ValueError, "num_nodes=3: expected a divisor of the 8 ranks"),
+        ({"num_nodes": 16}, ValueError, "num_nodes=16: expected 1 to 8"),
+        ({"num_groups": 5}, ValueError, "num_groups=5: expected a divisor of the 12 logical experts"),
+        ({"num_groups": True}, TypeError, "num_groups=True: expected an int"),
+        ({"num_groups": 24}, ValueError, "num_groups=24: expected 1 to 12"),
+        ({"num_physical_experts": 20}, ValueError, "num_physical_experts=20: expected a multiple of the 8 ranks"),
+        ({"num_physical_experts": 8}, ValueError, "num_physical_experts=8: expected at least 12, as in loads"),
+        ({"num_physical_experts": 4096}, ValueError, "num_physical_experts=4096: expected 1 to 2048"),
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    eplb.plan(**GOOD)
+    with pytest.raises(error, match=message):
+        eplb.plan(**{**GOOD, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"expert_count": None}, TypeError, "expert_count=None: expected a torch.Tensor"),
+        ({"expert_count": torch.ones(1, 6)}, TypeError, r"expert_count=float32\[1, 6\].*expected int64\[any, any\]"),
+        ({"expert_count": torch.ones(6, dtype=torch.int64)}, ValueError, r"expert_count=int64\[6\]"),
+        ({"logical_to_physical_map": torch.ones(1, 5, 2, dtype=torch.int64)}, ValueError, r"int64\[1, 6, any\]"),
+        ({"physical_to_logical_map": torch.ones(2, 8, dtype=torch.int64)}, ValueError, r"int64\[1, any\]"),
+        ({"physical_to_logical_map": torch.ones(1, 8, dtype=torch.int64, device="meta")}, TypeError, "on cpu"),
+        ({"num_ranks": 3}, ValueError, r"physical_to_logical_map=int64\[1, 8\].*multiple of the 3 ranks"),
+    ],
+)
+def test_maps_that_do_not_fit_together(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    good = eplb.plan(torch.ones(6), num_physical_experts=8, num_ranks=4)
+    with pytest.raises(error, match=message):
+        eplb.Placement(**{**vars(good), **wrong})
