@@ -13,9 +13,16 @@ from places import CSRC, ROOT
 
 pytestmark = pytest.mark.once
 
-KERNELS = ("kernels/common", "kernels/normal", "kernels/two_hops", "kernels/low_latency", "kernels/measure")
+KERNELS = (
+    "kernels/common",
+    "kernels/normal",
+    "kernels/two_hops",
+    "kernels/expand",
+    "kernels/low_latency",
+    "kernels/measure",
+)
 EXECUTOR = ("cpu/executor", "cpu/vector")
-MODES = ("host/modes/normal", "host/modes/low_latency", "host/modes/measure")
+MODES = ("host/modes/normal", "host/modes/expand", "host/modes/low_latency", "host/modes/measure")
 HOST = ("host/heap", "host/control", "host/launch", "host/network")
 # A folder may include itself and those named here. Longer names are matched first.
 INCLUDES = {
@@ -26,9 +33,10 @@ INCLUDES = {
     "kernels/common": {"fabric", "device", "wire"},
     "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
     "kernels/two_hops": {"kernels/normal", "kernels/common", "fabric", "device", "wire"},
+    "kernels/expand": {"kernels/common", "fabric", "device", "wire"},
     "kernels/low_latency": {"kernels/common", "fabric", "device", "wire"},
     "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
-    "kernels": {"kernels/normal", "kernels/two_hops", "kernels/low_latency", "kernels/measure"},  # the registry
+    "kernels": {*KERNELS},  # the registry
     "observe": {"wire"},
     "nic": {"observe", "wire"},
     "cpu/executor": {"observe", "device", "wire"},
@@ -43,6 +51,7 @@ INCLUDES = {
     "host/nvshmem": {"host/heap", "host/network", "wire"},
     "host/session": {*HOST, "kernels/common", "observe", "fabric", "wire"},
     "host/modes/normal": {"host/session", "kernels/normal", "kernels/two_hops", "wire"},
+    "host/modes/expand": {"host/session", "host/modes/normal", "kernels/expand", "wire"},
     "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},
@@ -88,8 +97,9 @@ IMPORTS = {
     "v1": GROUND | {"session", "modes.low_latency"},
     "buffer": GROUND
     | {"bootstrap", "nvshmem", "topology", "device", "session", "modes.normal", "modes.low_latency", "trace", "v1"},
+    "v2": GROUND | {"bootstrap", "device", "modes.normal", "buffer"},
     "testing": GROUND | {"device"},
-    "": GROUND | {"absent", "topology", "buffer"},
+    "": GROUND | {"absent", "topology", "buffer", "v2"},
     "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer"},
     "moe": GROUND | {"ops"},
     "eplb": GROUND,

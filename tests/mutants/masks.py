@@ -29,7 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "masks: rows that have not come are left as they are",
         _RECEIVE,
-        "for (u32 i = 0; !here && i < count; ++i) zero_row(args, scratch.targets[i]);",
+        "for (u32 i = 0; !here && i < count; ++i) zero_row(scratch.targets[i], args.layout.x_bytes);",
         "",
         "fast",
         *MASKS,

@@ -5,7 +5,7 @@ A change is a pair of texts; the first occurs exactly once in the file.
 
 from __future__ import annotations
 
-from mutants import fabrics, low_latency, machines, masks, once_per_node, proxy, two_hops
+from mutants import expanded, fabrics, low_latency, machines, masks, once_per_node, proxy, two_hops
 from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
@@ -16,6 +16,7 @@ _EXCHANGE = "device::exchange_acquire<Scope::kSystem>(theirs, word);"
 _SLOWLY = "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kSystem>(abort_word(peers().local));\n"
 
 MUTANTS = (
+    *expanded.MUTANTS,
     *fabrics.MUTANTS,
     *machines.MUTANTS,
     *proxy.MUTANTS,
@@ -168,8 +169,8 @@ MUTANTS = (
     silent(
         "combine: rows listed by lanes that do not meet",
         "kernels/normal/combine.h",
-        "    __syncwarp();  // the list is complete",
-        "    // the list is complete",
+        "    __syncwarp();  // the list is complete\n    return count;\n",
+        "    return count;\n",
         "peer",
         "weak",
     ),
@@ -441,8 +442,8 @@ MUTANTS = (
     one(
         "bounds: a token's row in combine",
         "kernels/normal/combine.h",
-        "const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;",
-        "const bool there = row >= 0;",
+        "if (row - sources[r].there.first < sources[r].there.rows) return true;",
+        "return true;",
         "fast",
         "bounds",
     ),

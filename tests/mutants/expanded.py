@@ -1,0 +1,166 @@
+"""Bugs of the expanded layout, of counts on the device, and of sums in the order of the choices."""
+
+from __future__ import annotations
+
+from mutants.mutant import EXPANDED, Mutant, one, silent
+
+_COUNTS = "kernels/normal/counts.h"
+_COMBINE = "kernels/normal/combine.h"
+_ROWS_OF_TOKENS = "kernels/normal/rows.h"
+_SLOTS = "kernels/expand/slots.h"
+_ROWS = "kernels/expand/rows.h"
+_FOLD = "kernels/expand/fold.h"
+_COLUMNS = "kernels/expand/columns.h"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- counts on the device
+    one(
+        "counts: an expert's own rows rounded up where its expanded rows end",
+        _COUNTS,
+        "counts.expert_sums[e] -= counts.aligned(counts.expert_rows[e]) - counts.expert_rows[e];",
+        "(void)e;",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "counts: statistics replaced instead of added to",
+        _COUNTS,
+        "counts.statistics[e] += counts.expert_rows[e];",
+        "counts.statistics[e] = counts.expert_rows[e];",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "counts: rounded down to the alignment",
+        _COUNTS,
+        "wire::ceil_div(static_cast<u32>(rows), alignment) * alignment",
+        "(static_cast<u32>(rows) / alignment * alignment)",
+        "fast",
+        *EXPANDED,
+    ),
+    silent(
+        "counts: the warps that wait for the sums leave before them",
+        _COUNTS,
+        "    if (device::warp() != 0) return op.meet();\n",
+        "    if (device::warp() != 0) return true;\n    if (device::warp() == 0) __syncwarp();\n",
+        *EXPANDED,
+    ),
+    # --- the order of summation
+    one(
+        "combine: a rank's row where the token has its first choice there",
+        _COMBINE,
+        "for (u32 later = k + 1; last && later < args.choices; ++later) last = rank_of_choice(args, token, later) != r;",
+        "for (u32 before = 0; last && before < k; ++before) last = rank_of_choice(args, token, before) != r;",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "combine: in rank order in spite of the choices",
+        _COMBINE,
+        "if (args.choices != 0) {\n        const u32 count = list_chosen",
+        "if (args.choices != 0 && args.tokens == 0) {\n        const u32 count = list_chosen",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "combine: a weight from the row of the wrong column",
+        _COMBINE,
+        "there ? sources[r].weights[u64{row} * shape.topk() + k] : 0.0f;",
+        "there ? sources[r].weights[u64{row} * shape.topk()] : 0.0f;",
+        "fast",
+        *EXPANDED,
+    ),
+    silent(
+        "combine: the list of chosen rows read before it is complete",
+        _COMBINE,
+        """    __syncwarp();  // the list is complete
+    return count < CombineShared""",
+        """    return count < CombineShared""",
+        *EXPANDED,
+    ),
+    # --- the expanded layout
+    one(
+        "slots: the experts before not rounded up",
+        _SLOTS,
+        "sum += aligned(static_cast<u32>(rows[e]));",
+        "sum += static_cast<u32>(rows[e]);",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "slots: choices of a round in reverse",
+        _SLOTS,
+        "static_cast<i32>(slot + __popc(mask & lanes_below));",
+        "static_cast<i32>(slot + __popc(mask & ~lanes_below) - 1);",
+        "exact",
+        *EXPANDED,
+    ),
+    one(
+        "slots: choices elsewhere left unwritten",
+        _SLOTS,
+        "if (expert == 0 && absent && choice < choices) args.slots[choice] = -1;",
+        "(void)absent;",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "expand: the last row of padding not zeroed",
+        _ROWS,
+        "slot < u64{begin} + args.experts.aligned(rows); ++slot)",
+        "slot + 1 < u64{begin} + args.experts.aligned(rows); ++slot)",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "expand: scales with the stride of rows",
+        _ROWS,
+        "to[i64{s} * args.scales_stride[1]] = from[s];",
+        "to[i64{s} * args.scales_stride[0]] = from[s];",
+        "fast",
+        *EXPANDED,
+    ),
+    silent(
+        "expand: addresses of slots read before they are complete",
+        _ROWS,
+        "        __syncwarp();  // the addresses are complete\n",
+        "",
+        *EXPANDED,
+    ),
+    silent(
+        "fold: slots read before they are complete",
+        _ROWS,
+        """        count += __popc(mask);
+    }
+    __syncwarp();  // the list is complete
+""",
+        """        count += __popc(mask);
+    }
+""",
+        *EXPANDED,
+    ),
+    one(
+        "fold: weights of a row in the order of its slots",
+        _FOLD,
+        "args.weights[u64{row} * topk + k] = slot < args.expanded_rows ? args.expanded_weights[slot] : 0.0f;",
+        "args.weights[u64{row} * topk + k] = k < count ? args.expanded_weights[slots[k]] : 0.0f;",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "columns: rows as far apart as in the row-major scales",
+        _COLUMNS,
+        "column[row] = args.from[u64{row} * args.scales + scale];",
+        "column[row] = args.from[u64{scale} * args.rows + row];",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "dispatch: a choice elsewhere keeps its weight",
+        _ROWS_OF_TOKENS,
+        "weights[k] = here ? from_weights[k] : 0.0f;",
+        "weights[k] = from_weights[k];",
+        "fast",
+        "peer",
+        "ibgda",
+    ),
+)
