@@ -68,7 +68,9 @@ class MemoryPlan:
         if arena_bytes is None:
             by_host = bool(topology.networks) and not is_symmetric
             sizes = device.default_arena_bytes(topology.machines.count(0), by_host)
-            sizes = (sizes[0], sizes[0]) if is_symmetric else (min(max(sizes[0], first_arena_bytes), sizes[1]), sizes[1])
+            sizes = (
+                (sizes[0], sizes[0]) if is_symmetric else (min(max(sizes[0], first_arena_bytes), sizes[1]), sizes[1])
+            )
         first, most = (min(proposed) // _PAGE * _PAGE for proposed in zip(*bootstrap.all_gather(sizes), strict=True))
         return MemoryPlan(num_nvl_bytes, regions, arena_bytes, first, most)
 

@@ -144,6 +144,8 @@ class ElasticBuffer:
         if arguments.integer("num_bytes", num_bytes, ALIGNMENT, arguments.MAX_BYTES) % ALIGNMENT:
             raise ValueError(f"num_bytes={num_bytes}: expected a multiple of {ALIGNMENT}")
         transit = transit_of(num_bytes, settings)
+        if not self.allow_hybrid_mode:
+            options["hops"] = 1
         self._hidden = hidden
         self._buffer = Buffer(
             group,
@@ -153,7 +155,6 @@ class ElasticBuffer:
             device=device,
             timeout=arguments.seconds("num_gpu_timeout_secs", num_gpu_timeout_secs),
             first_arena_bytes=num_bytes - transit,
-            **({} if self.allow_hybrid_mode else {"hops": 1}),
             **options,
         )
         self._engine, self._occupancy = self._buffer._engine, self._buffer._occupancy
@@ -220,7 +221,7 @@ class ElasticBuffer:
         return self._engine.topology.nodes, self._engine.topology.ranks_per_node
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """Return how rows travel: nodes and ranks per node if they are forwarded in nodes, otherwise 1 and all ranks."""
+        """Return the nodes and ranks per node if rows are forwarded in nodes, otherwise 1 and the number of ranks."""
         return self.get_physical_domain_size() if self._engine.topology.hops == 2 else (1, self.num_ranks)
 
     def get_theoretical_num_sms(
@@ -365,7 +366,8 @@ class ElasticBuffer:
             Return the expanded layout: a row for each choice of a local expert, contiguous per expert, in the order of
             source rank and token.
         do_zero_padding : bool
-            With `do_expand`: zero the rows between those of two experts. Otherwise they are undefined.
+            With `do_expand`: zero the rows between those of two experts. Otherwise they are undefined, but their
+            weights are 0.
         use_tma_aligned_col_major_sf : bool
             Return scales whose consecutive rows are adjacent, in columns that begin at multiples of 16 bytes.
 
@@ -376,7 +378,8 @@ class ElasticBuffer:
         recv_topk_idx : torch.Tensor or None
             [rows, top-k]: ids of local experts, -1 elsewhere. None with `do_expand`.
         recv_topk_weights : torch.Tensor or None
-            float32 [rows, top-k], 0 where the id is -1; with `do_expand` [rows]. None without `topk_weights`.
+            float32 [rows, top-k], 0 where the id is -1; with `do_expand` [rows], 0 in rows that no choice has. None
+            without `topk_weights`.
         handle : EPHandle
             For `combine` and later dispatches; `handle` itself if it was given.
         event : EventOverlap
@@ -409,7 +412,9 @@ class ElasticBuffer:
             columns=arguments.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
         )
         if given.zero_padding and not given.expands:
-            raise ValueError("do_zero_padding=True: expected do_expand=True as well, since only that layout has padding")
+            raise ValueError(
+                "do_zero_padding=True: expected do_expand=True as well, since only that layout has padding"
+            )
         if handle is not None:
             return dispatch_again(self._engine, check_handle(handle), given)
         return dispatch_anew(self._engine, given, self.num_max_tokens_per_rank)
@@ -488,6 +493,26 @@ class ElasticBuffer:
         )
         return Combined(*PendingCombine.begin(self._engine, given).finish())
 
+    def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
+        """Prepare the kernels for rows of `hidden` BF16 elements and `topk` experts per token, on all ranks.
+
+        See `deep_ep_py.Buffer.warmup`. With `fp8`, those for dispatching FP8 rows are prepared too.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The message names the argument.
+        """
+        self._engine.check_usable()
+        arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // 2)
+        arguments.integer("topk", topk, 1, arguments.MAX_TOPK)
+        rows = [2 * hidden, hidden] if arguments.flag("fp8", fp8) else [2 * hidden]
+        for row_bytes in rows:
+            if row_bytes % arguments.ROW_ALIGNMENT == 0:  # `Buffer.warmup` raises otherwise
+                self._engine.prepare(row_bytes, topk, "expand_slots", "expand_rows", "fold")
+                self._engine.prepare(row_bytes, 0, "scale_columns")
+        self._buffer.warmup(hidden, topk, fp8)
+
     @staticmethod
     def capture() -> EventHandle:
         """Record an event on the current stream."""
@@ -524,8 +549,13 @@ class ElasticBuffer:
 
     @property
     def runtime(self) -> Any:
-        """This library's runtime, as `deep_ep_py.Buffer.runtime`; None once the Buffer is destroyed."""
+        """The native runtime, as `deep_ep_py.Buffer.runtime`; None once the Buffer is destroyed."""
         return self._buffer.runtime
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+        return self._buffer.device
 
     @property
     def group(self) -> Any:

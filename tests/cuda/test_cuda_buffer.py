@@ -150,6 +150,21 @@ def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Pa
     assert passed is not None and int(passed[1]) > 20, printed
 
 
+def test_the_tests_of_the_elastic_buffer(double: Path, workers: Path, tmp_path: Path) -> None:
+    """The same for V2's interface; graphs are replayed in `ranks_as_threads.py`."""
+    chosen = ["pytest", str(TESTS / "gpu" / "test_elastic.py"), "-k", "not graph"]
+    log, queues = tmp_path / "log", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    printed = on_threads(double, workers / "gpu_on_double.py", log, *chosen, **queues)
+    passed = re.search(r"^(\d+) passed, 1 deselected", printed, re.MULTILINE)
+    assert passed is not None and int(passed[1]) == 10, printed
+
+
+def test_steps_that_never_wait_on_the_host(double: Path, workers: Path, tmp_path: Path) -> None:
+    """V2's calls without a host wait, forward and backward, as a graph that is replayed on other routings."""
+    printed = on_threads(double, workers / "elastic_replays.py", tmp_path / "log")
+    assert printed.split("\n")[:4] == ["peer rows", "peer expanded", "proxy rows", "proxy expanded"]
+
+
 def test_low_latency_mode_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
     """The cases that compute-sanitizer runs, where no two kernels run side by side."""
     program, environment = str(workers / "gpu_case.py"), {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "DOUBLE_SERIAL": "1"}

@@ -119,7 +119,9 @@ def test_rows_that_are_not_summed_before_they_travel() -> None:
             rank = buffer.rank_idx
             TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, TRIAL.dispatch(buffer, rank).handle))
             expanded = TRIAL.dispatch(buffer, rank, do_expand=True).handle
-            with pytest.raises(ValueError, match="allow_multiple_reduction=False: expected True to combine the expanded"):
+            with pytest.raises(
+                ValueError, match="allow_multiple_reduction=False: expected True to combine the expanded"
+            ):
                 TRIAL.combine(buffer, rank, expanded)
 
     run_ranks(2, on_each_rank)

@@ -56,7 +56,11 @@ def test_size_hint() -> None:
 
     def grows(group: Any) -> None:
         base = {"num_max_tokens_per_rank": 4096, "hidden": 7168, "num_topk": 8}
-        assert of(group, **base) < of(group, **base | {"num_topk": 0}) < of(group, **base | {"num_max_tokens_per_rank": 8192})
+        assert (
+            of(group, **base)
+            < of(group, **base | {"num_topk": 0})
+            < of(group, **base | {"num_max_tokens_per_rank": 8192})
+        )
         # A combine moves BF16 rows in any case.
         assert of(group, **base) * 0.9 < of(group, **base, use_fp8_dispatch=True) <= of(group, **base)
         with pytest.raises(ValueError, match="hidden=0"):
@@ -78,7 +82,9 @@ def test_domains() -> None:
     assert run_ranks(4, on_each_rank, True, None) == [((1, 4), (1, 4))] * 4
     assert run_ranks(4, on_each_rank, True, 2) == [((2, 2), (2, 2))] * 4
     assert run_ranks(4, on_each_rank, False, 2) == [((1, 4), (2, 2))] * 4
-    of_group = run_ranks(4, lambda group: (deep_ep.get_physical_domain_size(group), deep_ep.get_logical_domain_size(group)))
+    of_group = run_ranks(
+        4, lambda group: (deep_ep.get_physical_domain_size(group), deep_ep.get_logical_domain_size(group))
+    )
     assert of_group == [((1, 4), (1, 4))] * 4
 
 

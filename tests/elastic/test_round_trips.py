@@ -10,7 +10,7 @@ import torch
 import oracle
 from builds import BLOCK_COUNTS, FABRICS
 from cases import BY_NAME
-from elastic import ElasticTrial
+from elastic import ElasticTrial, round_trip
 from harness import under_schedules
 
 NAMES = (
@@ -33,22 +33,6 @@ NAMES = (
 TRIALS = {name: ElasticTrial.of(BY_NAME[name], alignment) for name, alignment in zip(NAMES, (1, 8, 3) * 5, strict=True)}
 
 
-def round_trip(buffer: Any, rank: int, trial: ElasticTrial, blocks: int, *, expanded: bool, exact: bool) -> None:
-    biases, sms = blocks % 3, {"num_sms": blocks}
-    results = trial.dispatch(buffer, rank, do_expand=expanded, do_cpu_sync=exact, **sms)
-    trial.check(rank, results, expanded=expanded, exact=exact)
-    handle = results[3]
-    combined = trial.combine(buffer, rank, handle, biases, weights=results[2])
-    trial.check_combine(rank, combined, biases)
-    ids = trial.work.topk_idx[rank]
-    assert oracle.same_bits(combined[1], torch.where(ids >= 0, trial.work.topk_weights[rank], 0.0))
-    for weights in (None, trial.work.topk_weights[rank]):
-        again = buffer.dispatch(trial.work.x[rank], handle=handle, topk_weights=weights, do_expand=expanded)
-        assert again.handle is handle
-        trial.check(rank, again, expanded=expanded, exact=exact, weighted=weights is not None)
-    trial.check_combine(rank, trial.combine(buffer, rank, handle))
-
-
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("name", TRIALS)
 def test_round_trip(name: str, fabric: str) -> None:
@@ -60,7 +44,7 @@ def test_round_trip(name: str, fabric: str) -> None:
         with trial.make_buffer(group, fabric) as buffer:
             for number, (expanded, exact) in enumerate([(True, True), (False, False), (True, False), (False, True)]):
                 blocks = BLOCK_COUNTS[number % len(BLOCK_COUNTS)]
-                round_trip(buffer, buffer.rank_idx, trial, blocks, expanded=expanded, exact=exact)
+                round_trip(buffer, trial, blocks, expanded=expanded, exact=exact)
 
     under_schedules(trial.case.ranks, on_each_rank)
 

@@ -38,19 +38,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "fast",
         *EXPANDED,
     ),
-    silent(
-        "counts: the warps that wait for the sums leave before them",
-        _COUNTS,
-        "    if (device::warp() != 0) return op.meet();\n",
-        "    if (device::warp() != 0) return true;\n    if (device::warp() == 0) __syncwarp();\n",
-        *EXPANDED,
-    ),
     # --- the order of summation
     one(
         "combine: a rank's row where the token has its first choice there",
         _COMBINE,
-        "for (u32 later = k + 1; last && later < args.choices; ++later) last = rank_of_choice(args, token, later) != r;",
-        "for (u32 before = 0; last && before < k; ++before) last = rank_of_choice(args, token, before) != r;",
+        "for (u32 j = k + 1; last && j < args.choices; ++j) last = rank_of_choice(args, token, j) != r;",
+        "for (u32 j = 0; last && j < k; ++j) last = rank_of_choice(args, token, j) != r;",
         "fast",
         *EXPANDED,
     ),

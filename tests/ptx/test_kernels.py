@@ -15,6 +15,7 @@ from interpreted import interpreted
 from interpreted_calls import (
     NIC,
     WIDE_NIC,
+    elastic,
     going_on,
     going_on_with_low_latency,
     low_latency_calls,
@@ -50,6 +51,16 @@ def seeds(request: pytest.FixtureRequest) -> Iterator[range]:
 @pytest.mark.parametrize(("ranks", "fabric"), BY_RANKS)
 def test_normal_mode(seeds: range, ranks: int, fabric: str) -> None:
     normal(ranks, seeds, fabric=fabric)
+
+
+@pytest.mark.parametrize(("ranks", "fabric"), [(3, "peer"), (2, "ibgda")])
+def test_elastic(seeds: range, ranks: int, fabric: str) -> None:
+    elastic(ranks, seeds, fabric=fabric)
+
+
+@takes_long
+def test_elastic_over_two_hops(seeds: range) -> None:
+    elastic(4, seeds, fabric="ibgda", ranks_per_node=2)
 
 
 @pytest.mark.parametrize(("ranks", "fabric"), BY_RANKS)

@@ -5,7 +5,7 @@ Like the oracle of normal mode, on whose results it builds, it shares neither co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 import deep_ep_py as deep_ep
 import oracle
 from cases import Case, build
-from harness import HARSH_NIC
+from harness import HARSH_NIC, on_cpu
 from oracle import Received, Workload
 
 
@@ -82,6 +82,28 @@ def folded(layout: Layout, expanded: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """The ranks' inputs, where their Buffers compute."""
+
+    x: list[Tensor]
+    topk_idx: list[Tensor]
+    topk_weights: list[Tensor]
+    expanded_x: list[Tensor]  # what the experts return in the expanded layout, NaN in the padding
+    folded_x: list[Tensor]
+    biases: list[tuple[Tensor, ...]]
+
+    def on(self, device: str) -> Inputs:
+        """Return the same inputs on another device."""
+
+        def moved(tensors: list[Tensor]) -> list[Tensor]:
+            return [tensor.to(device) for tensor in tensors]
+
+        biases = [tuple(moved(list(both))) for both in self.biases]
+        rows = moved(self.x), moved(self.topk_idx), moved(self.topk_weights)
+        return Inputs(*rows, moved(self.expanded_x), moved(self.folded_x), biases)
+
+
+@dataclass(frozen=True)
 class ElasticTrial:
     """A workload with all its expected results."""
 
@@ -89,11 +111,11 @@ class ElasticTrial:
     work: Workload
     received: list[Received]
     layouts: list[Layout]
-    expanded_x: list[Tensor]  # what the experts return in the expanded layout, NaN in the padding
-    folded_x: list[Tensor]
+    folded_x: list[Tensor]  # the sum of each token's rows that the experts return
     biases: list[tuple[Tensor, ...]]
     alignment: int
     max_tokens: int
+    inputs: Inputs
 
     @staticmethod
     def of(case: Case, alignment: int = 1, seed: int = 1) -> ElasticTrial:
@@ -111,7 +133,8 @@ class ElasticTrial:
         folded_x = [folded(layout, x) for layout, x in zip(layouts, expanded_x, strict=True)]
         biases = [tuple(noise(*own.shape) for _ in range(2)) for own in work.x]
         tokens = max(1, *(len(own) for own in work.x))
-        return ElasticTrial(case, work, received, layouts, expanded_x, folded_x, biases, alignment, tokens + 3)
+        inputs = Inputs(work.x, work.topk_idx, work.topk_weights, expanded_x, folded_x, biases)
+        return ElasticTrial(case, work, received, layouts, folded_x, biases, alignment, tokens + 3, inputs)
 
     def make_buffer(self, group: Any, fabric: str | None, **options: Any) -> deep_ep.ElasticBuffer:
         """Make a Buffer for the trial on the calling rank."""
@@ -129,15 +152,19 @@ class ElasticTrial:
             **options,
         )
 
+    def on(self, device: str) -> ElasticTrial:
+        """Return the same trial with the ranks' inputs on another device; the expected results stay."""
+        return replace(self, inputs=self.inputs.on(device))
+
     def dispatch(self, buffer: deep_ep.ElasticBuffer, rank: int, **options: Any) -> Any:
         """Dispatch the calling rank's tokens."""
-        work = self.work
-        given = {"topk_weights": work.topk_weights[rank], "expert_alignment": self.alignment, **options}
-        return buffer.dispatch(work.x[rank], work.topk_idx[rank], num_experts=work.num_experts, **given)
+        inputs = self.inputs
+        given = {"topk_weights": inputs.topk_weights[rank], "expert_alignment": self.alignment, **options}
+        return buffer.dispatch(inputs.x[rank], inputs.topk_idx[rank], num_experts=self.work.num_experts, **given)
 
     def check(self, rank: int, results: Any, *, expanded: bool, exact: bool, weighted: bool = True) -> None:
         """Check a dispatch, `exact`: with a host wait; `weighted`: with weights."""
-        x, idx, weights, handle, _ = results
+        x, idx, weights, _, _ = on_cpu(results)
         want, layout, hidden = self.received[rank], self.layouts[rank], self.case.hidden
         ranks, topk, here = self.case.ranks, self.case.topk, self.work.experts_per_rank
         most = ranks * self.max_tokens
@@ -152,6 +179,7 @@ class ElasticTrial:
             if weighted:
                 at, used = layout.slots >= 0, layout.slots[layout.slots >= 0].long()
                 assert weights.shape == (size,) and oracle.same_bits(weights[used], want.topk_weights[at])
+                assert not weights[torch.isin(torch.arange(size), used, invert=True)].any()
         else:
             n = len(want.x)
             assert oracle.same_bits(x[:n], want.x) and oracle.same_bits(idx[:n], want.topk_idx)
@@ -159,7 +187,7 @@ class ElasticTrial:
             if weighted:
                 assert oracle.same_bits(weights[:n], want.topk_weights) and not weights[n:].any()
         assert weighted or weights is None
-        self.check_handle(rank, handle, expanded=expanded, exact=exact)
+        self.check_handle(rank, results[3], expanded=expanded, exact=exact)
 
     def check_handle(self, rank: int, handle: Any, *, expanded: bool, exact: bool) -> None:
         """Check the attributes of a handle."""
@@ -170,28 +198,36 @@ class ElasticTrial:
         ends = [begin + (count if expanded else _aligned(count, self.alignment))
                 for begin, count in zip(layout.begins, counts, strict=True)]  # fmt: skip
         assert handle.psum_num_recv_tokens_per_expert.tolist() == ends
-        assert handle.num_recv_tokens_per_expert_list == ([_aligned(n, self.alignment) for n in counts] if exact else [])
+        assert handle.num_recv_tokens_per_expert_list == (
+            [_aligned(n, self.alignment) for n in counts] if exact else []
+        )
         group = self.case.ranks_per_node if self.case.two_hops else self.case.ranks
         per_local = torch.bincount(want.src_rank % group, minlength=group)
-        assert torch.equal(handle.psum_num_recv_tokens_per_scaleup_rank, per_local.cumsum(0).int())
+        assert torch.equal(handle.psum_num_recv_tokens_per_scaleup_rank.cpu(), per_local.cumsum(0).int())
         n, topk = len(want.x), self.case.topk
-        metadata = handle.recv_src_metadata[:n]
+        metadata, sent = handle.recv_src_metadata[:n].cpu(), handle.dst_buffer_slot_idx.cpu()
         assert torch.equal(metadata[:, 0], (want.src_rank * self.max_tokens + want.src_idx).int())
         assert torch.equal(metadata[:, 1] // topk, want.src_rank.int()) and metadata.dtype is torch.int32
         assert torch.equal(metadata[:, 2:], layout.slots if expanded else torch.full((n, topk), -1, dtype=torch.int32))
         slots = oracle.layout(self.work.topk_idx[rank], self.work.num_experts, self.case.ranks)
         index, ids = oracle.numbered(slots.is_token_in_rank), self.work.topk_idx[rank]
         for token, k in (ids >= 0).nonzero().tolist():
-            assert handle.dst_buffer_slot_idx[token, k] == index[token, ids[token, k] // self.work.experts_per_rank]
+            assert sent[token, k] == index[token, ids[token, k] // self.work.experts_per_rank]
 
     def combine(
-        self, buffer: deep_ep.ElasticBuffer, rank: int, handle: Any, biases: int = 0, weights: Any = None, **options: Any
+        self,
+        buffer: deep_ep.ElasticBuffer,
+        rank: int,
+        handle: Any,
+        biases: int = 0,
+        weights: Any = None,
+        **options: Any,
     ) -> Any:
         """Combine the experts' rows on the calling rank."""
-        x = self.expanded_x[rank] if handle.do_expand else self.folded_x[rank]
+        x = self.inputs.expanded_x[rank] if handle.do_expand else self.inputs.folded_x[rank]
         rows = handle.num_expanded_tokens if handle.do_expand else handle.num_recv_tokens
         x = torch.cat([x, x.new_full((rows - len(x), x.shape[1]), torch.nan)])
-        bias: Any = self.biases[rank][:biases]
+        bias: Any = self.inputs.biases[rank][:biases]
         bias = (None, *bias, bias)[biases] if biases < 2 else bias
         return buffer.combine(x, handle, topk_weights=weights, bias=bias, **options)
 
@@ -206,5 +242,22 @@ class ElasticTrial:
             want = oracle.combine(self.received, tokens, self.folded_x, weights, every, per_node)[rank].x
         else:
             want = summed(self.work, self.received, self.folded_x, rank, bias)
-        wrong = oracle.difference("combined_x", results[0], want)
+        wrong = oracle.difference("combined_x", results[0].cpu(), want)
         assert wrong is None, wrong
+
+
+def round_trip(buffer: deep_ep.ElasticBuffer, trial: ElasticTrial, blocks: int, *, expanded: bool, exact: bool) -> None:
+    """Check a dispatch and its combine, and dispatches by the handle, on the calling rank."""
+    rank, biases = buffer.rank_idx, blocks % 3
+    results = trial.dispatch(buffer, rank, do_expand=expanded, do_cpu_sync=exact, num_sms=blocks)
+    trial.check(rank, results, expanded=expanded, exact=exact)
+    handle = results[3]
+    combined = trial.combine(buffer, rank, handle, biases, weights=results[2])
+    trial.check_combine(rank, combined, biases)
+    ids = trial.work.topk_idx[rank]
+    assert oracle.same_bits(combined[1].cpu(), torch.where(ids >= 0, trial.work.topk_weights[rank], 0.0))
+    for weights in (None, trial.inputs.topk_weights[rank]):
+        again = buffer.dispatch(trial.inputs.x[rank], handle=handle, topk_weights=weights, do_expand=expanded)
+        assert again.handle is handle
+        trial.check(rank, again, expanded=expanded, exact=exact, weighted=weights is not None)
+    trial.check_combine(rank, trial.combine(buffer, rank, handle))

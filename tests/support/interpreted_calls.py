@@ -15,6 +15,8 @@ import oracle
 from cases import Case
 from deep_ep_py.core.native import C
 from deep_ep_py.testing import run_ranks
+from elastic import ElasticTrial
+from elastic import round_trip as elastic_round_trip
 from harness import HARSH_NIC, Trial, barrier, dispatch_arguments, round_trip
 
 BYTES = {"arena_bytes": 1 << 20, "timeout": 20.0}
@@ -30,6 +32,23 @@ def normal(ranks: int, seeds: Iterable[int], num_nvl_bytes: int = 1 << 20, block
     def on_each_rank(group: Any, seed: int) -> None:
         with deep_ep.Buffer(group, num_nvl_bytes, **{**BYTES, **options}) as buffer:
             round_trip(buffer, group.rank(), trial(seed), blocks)
+
+    _run(ranks, seeds, on_each_rank)
+
+
+def elastic(ranks: int, seeds: Iterable[int], **options: Any) -> None:
+    """Run V2's calls in both layouts, with and without a host wait, and again from the handle."""
+    tokens = tuple(9 + 4 * rank for rank in range(ranks))
+    shape = {name: options.get(name) for name in ("ranks_per_node", "hops")}
+    case = Case("ptx", ranks, tokens, hidden=1544, topk=4, experts=4 * ranks, routing="holes", **shape)
+    trial = ElasticTrial.of(case, alignment=3)
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        del seed
+        given = {"arena_bytes": BYTES["arena_bytes"], "num_gpu_timeout_secs": BYTES["timeout"], "nic": NIC, **options}
+        with trial.make_buffer(group, **given) as buffer:
+            for expanded in (False, True):
+                elastic_round_trip(buffer, trial, 2, expanded=expanded, exact=not expanded)
 
     _run(ranks, seeds, on_each_rank)
 

@@ -11,9 +11,9 @@ namespace deep_ep {
 struct ScaleColumnsArgs {
     CallArgs call;
     u32 rows;
-    u32 scales;         // per row, 4 bytes each
-    const u32* from;    // [rows, scales]
-    u32* to;            // scale i of row r is at r + i * column_stride
+    u32 scales;       // per row, 4 bytes each
+    const u32* from;  // [rows, scales]
+    u32* to;          // scale i of row r is at r + i * column_stride
     u64 column_stride;
 };
 

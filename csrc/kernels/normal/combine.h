@@ -58,8 +58,7 @@ struct CombineSource {
 struct CombineShared {
     SharedArray<u8> sums;
     SharedArray<CombineSource> sources;
-    SharedArray<const u8*>
-        rows;  // [warps, summands] for the token that a warp sums: its summands, then their weights
+    SharedArray<const u8*> rows;  // [warps, summands] for the token that a warp sums: its summands, then their weights
     SharedArray<u32> progress;
     u32 bytes;
 
@@ -240,7 +239,7 @@ DEEP_EP_DEVICE u32 list_chosen_rows(const CombineArgs& args, Operation& op, u32 
     for (u32 base = 0; base < args.choices; base += device::kWarpSize) {
         const u32 k = base + device::lane(), r = k < args.choices ? rank_of_choice(args, token, k) : ~0u;
         bool last = r < ranks;
-        for (u32 later = k + 1; last && later < args.choices; ++later) last = rank_of_choice(args, token, later) != r;
+        for (u32 j = k + 1; last && j < args.choices; ++j) last = rank_of_choice(args, token, j) != r;
         u32 row = 0;
         const bool there = last && find_row(op, sources, token_row, r, row);
         const u32 mask = __ballot_sync(device::kFullMask, there), at = count + __popc(mask & lanes_below);

@@ -102,12 +102,11 @@ struct ReceivedCounts {
     }
 };
 
-// The block, after the meeting that follows all note() calls. `rows_from(i)` returns the rows that count for
-// rank_sums[i]. One warp does it all: each lane reads only elements that it has written itself.
+// A warp, after the meeting that follows all note() calls. `rows_from(i)` returns the rows that count for rank_sums[i].
+// Each lane reads only elements that it has written itself; others read them after the operation has ended.
 template <class RowsFrom>
-DEEP_EP_DEVICE bool store_received(Operation& op, const ReceivedCounts& counts, u32 experts, RowsFrom rows_from) {
-    if (counts.expert_rows == nullptr) return true;
-    if (device::warp() != 0) return op.meet();
+DEEP_EP_DEVICE void store_received(const ReceivedCounts& counts, u32 experts, RowsFrom rows_from) {
+    if (counts.expert_rows == nullptr) return;
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
         counts.expert_sums[e] = counts.aligned(counts.expert_rows[e]);
         if (counts.statistics != nullptr) counts.statistics[e] += counts.expert_rows[e];
@@ -118,7 +117,6 @@ DEEP_EP_DEVICE bool store_received(Operation& op, const ReceivedCounts& counts, 
     for (u32 e = device::lane(); counts.expanded != 0 && e < experts; e += device::kWarpSize) {
         counts.expert_sums[e] -= counts.aligned(counts.expert_rows[e]) - counts.expert_rows[e];
     }
-    return op.meet();
 }
 
 }  // namespace deep_ep

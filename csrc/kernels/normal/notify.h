@@ -25,8 +25,8 @@ struct NotifyArgs {
     Plan plan;
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
     ReceivedCounts received;
-    u64 heap_bytes;        // heap size that this rank announces (P10)
-    u64* heaps;            // [ranks] host-visible: size that each rank has announced; null if the host does not wait
+    u64 heap_bytes;  // heap size that this rank announces (P10)
+    u64* heaps;      // [ranks] host-visible: size that each rank has announced; null if the host does not wait
 };
 
 struct NotifyCachedArgs {
@@ -150,7 +150,7 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks
         const i32* const sums = args.plan.rank_prefix + op.rank();
         return sums[from * ranks] - (from == 0 ? 0 : sums[(from - 1) * ranks]);
     };
-    if (!store_received(op, args.received, args.layout.experts / ranks, rows_from)) return;
+    if (device::warp() == 0) store_received(args.received, args.layout.experts / ranks, rows_from);
     // The host polls this flag and reads the counts once it is set. Litmus: host_flag.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }

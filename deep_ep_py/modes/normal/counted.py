@@ -1,4 +1,4 @@
-"""What V2's calls have besides V1's: counts of the received rows on the device, and a sum in the order of the choices."""
+"""What V2's calls have besides V1's: counts of received rows on the device, and sums in the order of the choices."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ class Expand:
             tensors.scales_stride = Rows(x, scales).strides
         expanded_weights = None
         if weights is not None:
-            expanded_weights = torch.empty(layout.expanded_rows, dtype=torch.float32, device=where)
+            # Rows that no choice has get weight 0: callers multiply all rows by their weights.
+            expanded_weights = torch.zeros(layout.expanded_rows, dtype=torch.float32, device=where)
             tensors.topk_weights, tensors.expanded_weights = weights.data_ptr(), expanded_weights.data_ptr()
         C.expand.copy(runtime, call, sizes, native, tensors, zero_padding=self.zero_padding, blocks=blocks)
         return Received(Rows(x, scales), None, expanded_weights)

@@ -339,7 +339,8 @@ class PendingCombine(_Pending):
         """Move and sum the rows."""
         engine, handle = self.engine, self.handle
         # Owners read the rows in place. One copy to shared memory costs less than the handshakes of sending chunks.
-        combined_weights, x, weights = None, self.x, self.topk_weights
+        x: torch.Tensor | None = self.x
+        weights, combined_weights = self.topk_weights, None
         with engine.device.allocating(self.streams.allocate_on_comm):
             if self.placement is not None:
                 x, weights = self.placement.folded(engine, handle.rows, self.x, self.topk_weights)

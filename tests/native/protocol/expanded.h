@@ -228,8 +228,8 @@ class Batch {
         combined_weights_.check("weights");
     }
     void end() {
-        for (Output* one : {&recv_x_, &recv_scales_, &recv_idx_, &recv_weights_, &recv_source_, &folded_x_,
-                            &folded_weights_}) {
+        for (Output* one :
+             {&recv_x_, &recv_scales_, &recv_idx_, &recv_weights_, &recv_source_, &folded_x_, &folded_weights_}) {
             one->check("rows");
             one->release();
         }
@@ -250,8 +250,8 @@ class Batch {
         return {token_row_.data(), row_token_.data(), prefix_.data(), source_tokens_.data(), rows_to_rank_.data()};
     }
     host::expand::Layout layout() {
-        return {address(expert_rows_), slots_.address(), kHere, kAlignment, static_cast<u32>(rows_.size()),
-                expanded_rows_};
+        return {address(expert_rows_),          slots_.address(), kHere, kAlignment,
+                static_cast<u32>(rows_.size()), expanded_rows_};
     }
     // The local expert of a choice, or -1.
     i32 local(u32 source, u32 token, u32 k) const {

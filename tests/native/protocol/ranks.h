@@ -313,8 +313,8 @@ class Batch {
         host::Runtime& runtime = buffer_.runtime();
         runtime.wait_launch(host::normal::layout(runtime, sizes, address(idx_), address(per_rank_), 0,
                                                  address(per_expert_), address(in_rank_), buffer_.blocks));
-        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), {}, 0, finish_later,
-                                    buffer_.blocks);
+        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), {}, 0,
+                                    finish_later, buffer_.blocks);
     }
     // After notify(): the counts, then the rows. Returns false if the call failed before there were any counts.
     bool dispatch(host::Call& call) {

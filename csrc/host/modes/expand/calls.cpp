@@ -56,8 +56,8 @@ void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout
 
 void copy_scales(Runtime& runtime, Call& call, const Sizes& sizes, uint32_t rows, uint64_t scales, uint64_t columns,
                  uint64_t column_stride, unsigned blocks) {
-    const ScaleColumnsArgs args{runtime.call_args(call),  rows, sizes.scales, pointer<const u32>(scales),
-                                pointer<u32>(columns), column_stride};
+    const ScaleColumnsArgs args{runtime.call_args(call), rows,         sizes.scales, pointer<const u32>(scales),
+                                pointer<u32>(columns),   column_stride};
     call.serial = runtime.launch<ScaleColumnsKernel>(args, blocks);
 }
 

@@ -26,10 +26,9 @@ struct Tensors {
 };
 
 // After the dispatch of `call` has been launched: finds the slots of the received `topk_idx`.
-void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx,
-            unsigned blocks);
-// After number(), or with the slots of an earlier dispatch: copies the rows. `zero_padding`: zero the rows between those
-// of two experts.
+void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx, unsigned blocks);
+// After number(), or with the slots of an earlier dispatch: copies the rows. `zero_padding`: zero the rows between
+// those of two experts.
 void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, const Tensors& tensors,
           bool zero_padding, unsigned blocks);
 // After the dispatch of `call` has been launched: copies the scales of its rows, [rows, scales], to `columns`, where
