@@ -7,7 +7,7 @@ from typing import Any
 
 from deep_ep_py.bench.routing import require_groups
 
-MODES = ("normal", "low-latency")
+MODES = ("normal", "low-latency", "elastic")
 DEVICES = ("cpu", "cuda")
 FABRICS = ("ibgda", "proxy")
 HEAPS = ("own", "nvshmem")
@@ -16,6 +16,7 @@ ROUTINGS = ("uniform", "deepseek", "skewed")
 BASELINES_OF = {
     "normal": ("memcpy", "gloo_bare", "gloo"),
     "low-latency": ("memcpy", "gloo_bare", "normal", "barrier"),
+    "elastic": ("memcpy", "gloo_bare", "gloo"),
 }
 CORRUPTIBLE = ("dispatch", "combine")
 
@@ -173,7 +174,9 @@ class BenchConfig:
             raise CapabilityError("--baseline: those are for CPUs; with --device cuda the GPU's own copy is measured")
         if self.mode != "normal" and self.keep:
             raise CapabilityError(f"--keep {self.keep}: in normal mode only; use --keep 0")
-        if self.mode != "normal" and self.num_sms:
+        if self.mode == "elastic" and (self.device != "cpu" or self.dtype != "bf16"):
+            raise CapabilityError("--mode elastic: with --device cpu and --dtype bf16 only so far")
+        if self.mode == "low-latency" and self.num_sms:
             raise CapabilityError(
                 f"--num-sms {self.num_sms}: in normal mode only; low-latency calls choose by their size"
             )

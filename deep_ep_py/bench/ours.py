@@ -26,7 +26,7 @@ OPS = {
 }
 _ARENA_SLACK = 64 << 20
 # Settings of the software NICs between nodes: whole messages at a time, in order on each queue pair.
-_MTU, _IN_FLIGHT = 1 << 20, 16
+NIC_OPTIONS: dict[str, Any] = {"blocks": 1024, "mtu": 1 << 20, "in_flight": 16}
 
 
 class Ours:
@@ -55,7 +55,7 @@ class Ours:
             ranks_per_node=config.ranks // config.nodes,
             fabric=config.fabric,
             hops=config.hops or None,
-            nic=deep_ep.NicOptions(blocks=1024, mtu=_MTU, in_flight=_IN_FLIGHT),
+            nic=deep_ep.NicOptions(**NIC_OPTIONS),
             arena_bytes=self._arena_bytes(),
         )
         self.buffer.runtime.pretouch()  # as after the first steps of a run; baselines' memory is warm too

@@ -8,16 +8,35 @@ from typing import Any
 from deep_ep_py.bench.results import BASELINE_OP
 from deep_ep_py.core.pictures import get_pyplot
 
-OURS = "deep_ep_py"
+OURS, OURS_COLOR = "deep_ep_py", "#0b6e4f"
 _COLORS = {
-    OURS: "#0b6e4f",
+    OURS: OURS_COLOR,
     "memcpy": "#7a7a7a",
     "gloo_bare": "#d98e04",
     "gloo": "#b3423a",
     "normal": "#2b6cb0",
     "barrier": "#8e44ad",
+    "V1": "#2b6cb0",
+    "V1, permuted": "#63a4ff",
+    "V2": OURS_COLOR,
+    "V2, no host wait": "#5fb49c",
+    "V2, expanded": "#c2185b",
+    "V2, expanded, no host wait": "#f48fb1",
 }
-_PANELS = ("dispatch", "combine", "pair")
+_PANELS = {op: {OURS: op} for op in ("dispatch", "combine", "pair")}
+_ELASTIC_PANELS = {
+    "dispatch": {
+        "V1": "dispatch",
+        "V1, permuted": "dispatch_permuted",
+        "V2": "dispatch_v2",
+        "V2, no host wait": "dispatch_no_wait",
+        "V2, expanded": "dispatch_expanded",
+        "V2, expanded, no host wait": "expanded_no_wait",
+    },
+    "combine": {"V1": "combine", "V2": "combine_v2", "V2, expanded": "combine_expanded"},
+}
+"""By title: the operations that a panel shows, by the names of their lines."""
+_LEGEND_COLUMNS = 6
 _LINEAR_BELOW = 3.0  # times whose largest is less than so many times the smallest begin at 0
 
 
@@ -34,13 +53,14 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
         The file to write; its folder is created.
     """
     pyplot = get_pyplot()
-    panels = [op for op in _PANELS if op in report["ops"]]
+    every = _ELASTIC_PANELS if report["config"]["mode"] == "elastic" else _PANELS
+    panels = {title: ops for title, ops in every.items() if set(ops.values()) <= set(report["ops"])}
     width = 13 if len(panels) > 1 else 6
     figure, axes = pyplot.subplots(2, len(panels), figsize=(width, 7.5), squeeze=False, layout="constrained")
     several = len(report["sizes"]) > 1
-    for column, op in enumerate(panels):
+    for column, (title, ops) in enumerate(panels.items()):
         for axis, as_rate in ((axes[0][column], False), (axes[1][column], True)):
-            series = _series(report, op, as_rate)
+            series = _series(report, ops, as_rate)
             (_draw_lines if several else _draw_columns)(axis, series)
             if as_rate or _spread(series) < _LINEAR_BELOW:
                 axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
@@ -48,12 +68,13 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
                 _scale_by_decades(axis)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(True, axis="y", alpha=0.2)
-        axes[0][column].set_title(op)
+        axes[0][column].set_title(title)
     axes[0][0].set_ylabel("ms")
     axes[1][0].set_ylabel("logical GB/s, all ranks together")
     if several:
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        columns = min(len(labels), _LEGEND_COLUMNS)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
         for axis in axes[1]:
             axis.set_xlabel("tokens per rank")
     figure.suptitle(_title(report), fontsize=11)
@@ -80,16 +101,18 @@ Series = dict[str, list[tuple[int, float, list[float]]]]
 """By name, for each size: its tokens per rank, the median, and the value of each iteration."""
 
 
-def _series(report: dict[str, Any], op: str, as_rate: bool) -> Series:
+def _series(report: dict[str, Any], ops: dict[str, str], as_rate: bool) -> Series:
     series: Series = {}
     for size in sorted(report["sizes"], key=lambda size: size["tokens"]):
-        ours = size["ops"][op]
-        measured = {OURS: (ours["ms"]["median"], ours["samples_ms"])}
+        ours = {name: size["ops"][op] for name, op in ops.items()}
+        measured = {name: (op["ms"]["median"], op["samples_ms"]) for name, op in ours.items()}
+        first = next(iter(ops.values()))
         for name, baseline in size["baselines"].items():
-            of = baseline[BASELINE_OP[op]]
+            of = baseline[BASELINE_OP[first]]
             measured[name] = (of["ms"], of["samples_ms"])
         for name, (median, samples) in measured.items():
-            values = [ours["bytes"] / value / 1e6 if as_rate else value for value in (median, *samples)]
+            moved = size["ops"][first]["bytes"]
+            values = [moved / value / 1e6 if as_rate else value for value in (median, *samples)]
             series.setdefault(name, []).append((size["tokens"], values[0], values[1:]))
     return series
 

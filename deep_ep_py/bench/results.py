@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from deep_ep_py.bench import (
+    elastic,
     gpu_low_latency,
     gpu_normal,
     gpu_timing,
@@ -56,7 +57,12 @@ SELECTION_BYTES_NOTE = (
     "median."
 )
 COMBINING = ("combine", "combine_private", "pair")
-BASELINE_OP = {"dispatch": "dispatch", "combine": "combine", "combine_private": "combine", "pair": "pair"}
+BASELINE_OP = {
+    "dispatch": "dispatch",
+    **dict.fromkeys(("dispatch_permuted", *elastic.DISPATCHES), "dispatch"),
+    **dict.fromkeys(("combine", "combine_private", "combine_v2", "combine_expanded"), "combine"),
+    "pair": "pair",
+}
 
 
 def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,13 +132,15 @@ def _baseline_notes(config: BenchConfig) -> dict[str, str]:
 def _ops(config: BenchConfig) -> dict[str, str]:
     if config.mode == "low-latency":
         return gpu_low_latency.OPS if config.device == "cuda" else low_latency.OPS
+    if config.mode == "elastic":
+        return elastic.OPS
     ops = gpu_normal.OPS if config.device == "cuda" else ours.OPS
     return ops if config.combines else {name: what for name, what in ops.items() if name not in COMBINING}
 
 
 def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     series = dict(size["series"])
-    if config.combines:
+    if "pairs" in series:
         series["pair"] = [milliseconds / config.chain for milliseconds in series.pop("pairs")]
     rows = statistics.mean(size["rows"])
     payload = round(rows * config.payload_bytes)

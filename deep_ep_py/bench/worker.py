@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.elastic import ElasticRun
 from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.low_latency import LowLatencyRun
 from deep_ep_py.bench.normal import NormalRun
@@ -29,5 +30,5 @@ def run_bench(context: RankContext, config: BenchConfig) -> list[dict[str, Any]]
     """
     if config.provider:
         os.environ[PROVIDER] = config.provider
-    run = LowLatencyRun if config.mode == "low-latency" else NormalRun
-    return [run(context, config, tokens).run() for tokens in config.tokens]
+    runs: dict[str, Any] = {"normal": NormalRun, "low-latency": LowLatencyRun, "elastic": ElasticRun}
+    return [runs[config.mode](context, config, tokens).run() for tokens in config.tokens]

@@ -233,6 +233,28 @@ def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_of_the_elastic_buffer(nodes: int, tmp_path: Path) -> None:
+    options = ["--mode=elastic", "--tokens=24,1", "--json=report.json", f"--nodes={nodes}", "--baseline=memcpy"]
+    done = bench(*SMALL, *options, "--plot=plot.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is True
+    assert set(result["ops"]) == set(result["config"]["notes"]["ops"]) >= {"dispatch_permuted", "expanded_no_wait"}
+    assert set(result["checks"]) == set(result["ops"]), "every call is checked"
+    assert set(result["ratios"]) == set(result["ops"])
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_the_elastic_buffer_is_not_measured_with(tmp_path: Path) -> None:
+    for options, why in (
+        (["--dtype=fp8", "--hidden=128"], "--dtype bf16 only"),
+        (["--baseline=normal"], "one of memcpy, gloo_bare, gloo"),
+    ):
+        done = bench(*SMALL, "--mode=elastic", *options, "--no-plot", cwd=tmp_path)
+        assert done.returncode == 2 and why in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("operation", ["dispatch", "combine"])
 def test_one_wrong_element_is_seen_in_low_latency_mode(operation: str, tmp_path: Path) -> None:
     options = ["--mode=low-latency", "--tokens=16", "--no-plot", f"--corrupt={operation}"]
