@@ -580,23 +580,6 @@ class Buffer(V1Surface):
         if fp8:
             layout.warmup(self._engine, hidden, topk)
 
-    def meet(self) -> None:
-        """Wait until all ranks have called this and all that each has queued on its device before has ended.
-
-        Collective. It waits on the host.
-
-        Raises
-        ------
-        DeepEPError
-            An operation has failed, or a graph is being captured.
-        """
-        self._engine.check_usable()
-        if self._engine.device.capturing():
-            raise DeepEPError(f"rank {self.rank}: a barrier waits on the host, which a graph capture does not allow")
-        self._engine.device.synchronize()
-        self._engine.meet()
-        self._engine.check_usable()
-
     @property
     def comm_stream(self) -> Any:
         """The torch.cuda.Stream that kernels run on; None on a CPU."""

@@ -30,7 +30,7 @@ void bind_expand(py::module_& module) {
         .def_readwrite("expanded_weights", &Tensors::expanded_weights)
         .def_readwrite("scales_stride", &Tensors::scales_stride);
     m.def("number", &host::expand::number, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("layout"),
-          py::kw_only(), py::arg("topk_idx"), py::arg("blocks"), NoGil());
+          py::kw_only(), py::arg("topk_idx"), py::arg("received"), py::arg("blocks"), NoGil());
     m.def("copy", &host::expand::copy, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("layout"),
           py::arg("tensors"), py::kw_only(), py::arg("zero_padding"), py::arg("blocks"), NoGil());
     m.def("copy_scales", &host::expand::copy_scales, py::arg("runtime"), py::arg("call"), py::arg("sizes"),

@@ -75,7 +75,7 @@ constexpr const char* reason_name(u32 reason) {
         case kNetwork:
             return "was told by its NIC that it cannot send to";
         case kOverflow:
-            return "saw more rows than num_worst_tokens for";
+            return "saw more rows than there is room for at";
         case kMasked:
             return "has masked";
         case kOutdated:

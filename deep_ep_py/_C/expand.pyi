@@ -84,5 +84,6 @@ def number(
     layout: Layout,
     *,
     topk_idx: int,
+    received: int,
     blocks: int,
 ) -> None: ...

@@ -271,15 +271,17 @@ class CudaDevice:
     ) -> EventHandle:
         """Make the current stream wait, or return an event on the communication stream."""
         current = torch.cuda.current_stream(self.torch_device)
-        if not async_finish:
-            current.wait_stream(self._stream)
-            return EventHandle()
         for tensor in tensors:
-            if tensor is not None:
+            if tensor is None:
+                continue
+            if async_finish:
                 tensor.record_stream(self.comm_stream)
-                if on_comm_stream:
-                    tensor.record_stream(current)
-        return EventHandle(self._stream)
+            if on_comm_stream:  # the caller's later work uses what has been allocated there
+                tensor.record_stream(current)
+        if async_finish:
+            return EventHandle(self._stream)
+        current.wait_stream(self._stream)
+        return EventHandle()
 
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:

@@ -68,33 +68,48 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
     if host_waits and device.capturing():
         raise ValueError("do_cpu_sync=True: expected False during graph capture, since sizes cannot depend on counts")
 
-    _, _, per_expert, in_rank = outputs = layout.launch_count(engine, topk_idx, experts, streams)
-    with device.allocating(streams.allocate_on_comm):
-        kept_ids = topk_idx.clone() if given.copies_ids else topk_idx
-        counts = _new_counts(engine, here, given.statistics, alignment, given.expands)
-    placement: Placement | None = ScaleColumns() if given.columns else None
     most = ranks * max_tokens
     most_expanded = _aligned(most * min(topk, here) + (alignment - 1) * here, alignment)
-    if given.expands:
+    if not host_waits and max(most, most_expanded if given.expands else 0) > arguments.MAX_ROWS:
+        raise ValueError(
+            f"num_max_tokens_per_rank={max_tokens}: expected at most {arguments.MAX_ROWS} rows without a host wait, "
+            f"they may be {max(most, most_expanded)}"
+        )
+
+    _, _, per_expert, in_rank = outputs = layout.launch_count(engine, topk_idx, experts, streams)
+    try:
+        with device.allocating(streams.allocate_on_comm):
+            kept_ids = topk_idx.clone() if given.copies_ids else topk_idx
+            counts = _new_counts(engine, here, given.statistics, alignment, given.expands)
         assert counts.expert_rows is not None
-        placement = Expand(counts.expert_rows, alignment, topk, most_expanded, given.zero_padding, given.columns)
-    pending = PendingDispatch.begin(
-        engine,
-        DispatchArguments(
-            given.x,
-            num_tokens_per_rank=outputs[0],
-            is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert,
-            topk_idx=topk_idx,
-            topk_weights=given.topk_weights,
-            expert_alignment=alignment,
-            num_worst_tokens=0 if host_waits else most,
-            config=given.config,
-            streams=streams,
-            counts=counts,
-            placement=placement,
-        ),
-    )
+        assert counts.rank_sums is not None
+        placement: Placement | None = ScaleColumns() if given.columns else None
+        if given.expands:
+            received = counts.rank_sums[-1]
+            placement = Expand(
+                counts.expert_rows, received, alignment, topk, most_expanded, given.zero_padding, given.columns
+            )
+        pending = PendingDispatch.begin(
+            engine,
+            DispatchArguments(
+                given.x,
+                num_tokens_per_rank=outputs[0],
+                is_token_in_rank=in_rank,
+                num_tokens_per_expert=per_expert,
+                topk_idx=topk_idx,
+                topk_weights=given.topk_weights,
+                expert_alignment=alignment,
+                num_worst_tokens=0 if host_waits else most,
+                config=given.config,
+                streams=streams,
+                counts=counts,
+                placement=placement,
+                before=(*outputs, kept_ids),
+            ),
+        )
+    except BaseException:  # the count may still be running: nothing may reuse its memory before
+        device.order_caller_after((topk_idx, *outputs), async_finish=False, on_comm_stream=streams.allocate_on_comm)
+        raise
     x, idx, weights, per_expert_list, dispatched, event = pending.finish()
     handle = EPHandle(
         dispatched,
@@ -126,7 +141,7 @@ def dispatch_again(engine: Engine, handle: EPHandle, given: Routed) -> ElasticDi
             raise ValueError(f"{name}={arguments.describe(value)}: expected {wanted}, as in the handle's dispatch")
     if given.expands and handle.expanded is None:
         raise ValueError("do_expand=True: expected a handle of a dispatch with do_expand=True")
-    topk_idx = handle.choices(engine.device.torch_device)
+    topk_idx = handle.choices()
     if given.topk_weights is not None:
         arguments.tensor("topk_weights", given.topk_weights, torch.float32, topk_idx.shape, topk_idx.device)
     experts = handle.num_unaligned_recv_tokens_per_expert
@@ -135,6 +150,7 @@ def dispatch_again(engine: Engine, handle: EPHandle, given: Routed) -> ElasticDi
     if given.expands and handle.expanded is not None:
         placement = Expand(
             handle.expanded.expert_rows,
+            handle.expanded.received,
             handle.expert_alignment,
             topk_idx.shape[1],
             zero_padding=given.zero_padding,
@@ -157,8 +173,6 @@ def dispatch_again(engine: Engine, handle: EPHandle, given: Routed) -> ElasticDi
         ),
     )
     x, idx, weights, _, _, event = pending.finish()
-    if given.statistics is not None:
-        given.statistics.add_(experts)
     return ElasticDispatched(x, idx, weights, handle, event)
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.bootstrap.together import attempt, raise_together, told_of
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
@@ -16,6 +18,8 @@ from deep_ep_py.core.results import Combined, ElasticDispatched
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.modes.normal.counted import Choices
 from deep_ep_py.modes.normal.operations import CombineArguments, PendingCombine
+from deep_ep_py.v2.barrier import barrier
+from deep_ep_py.v2.barrier import prepare as prepare_barrier
 from deep_ep_py.v2.dispatching import Routed, dispatch_again, dispatch_anew
 from deep_ep_py.v2.handle import EPHandle, check_handle
 from deep_ep_py.v2.sizes import ALIGNMENT, Settings, transit_of
@@ -100,7 +104,7 @@ class ElasticBuffer:
     Raises
     ------
     TypeError, ValueError
-        The message names the argument.
+        The message names the argument. If one rank raises, all do.
     """
 
     def __init__(
@@ -125,25 +129,41 @@ class ElasticBuffer:
         device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
-        if arguments.integer("num_cpu_bytes", num_cpu_bytes, 0, arguments.MAX_BYTES):
-            raise ValueError(f"num_cpu_bytes={num_cpu_bytes}: expected 0, since Engram is not offered")
-        arguments.integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, arguments.MAX_TOKENS)
-        arguments.integer("sl_idx", sl_idx, 0, arguments.MAX_ROWS)
-        arguments.integer("num_allocated_qps", num_allocated_qps, 0, arguments.MAX_ROWS)
-        arguments.seconds("num_cpu_timeout_secs", num_cpu_timeout_secs)
-        self.deterministic = arguments.flag("deterministic", deterministic)
-        self.allow_hybrid_mode = arguments.flag("allow_hybrid_mode", allow_hybrid_mode)
-        self.allow_multiple_reduction = arguments.flag("allow_multiple_reduction", allow_multiple_reduction)
-        self.prefer_overlap_with_compute = arguments.flag("prefer_overlap_with_compute", prefer_overlap_with_compute)
-        settings = None
-        if hidden or num_bytes is None:
-            settings = Settings(group.size(), num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check()
-        if num_bytes is None:
-            assert settings is not None
-            num_bytes = settings.bytes
-        if arguments.integer("num_bytes", num_bytes, ALIGNMENT, arguments.MAX_BYTES) % ALIGNMENT:
-            raise ValueError(f"num_bytes={num_bytes}: expected a multiple of {ALIGNMENT}")
-        transit = transit_of(num_bytes, settings)
+        bootstrap = make_bootstrap(group)
+
+        def check() -> tuple[int, int]:
+            for name, value in (
+                ("deterministic", deterministic),
+                ("allow_hybrid_mode", allow_hybrid_mode),
+                ("allow_multiple_reduction", allow_multiple_reduction),
+                ("prefer_overlap_with_compute", prefer_overlap_with_compute),
+            ):
+                arguments.flag(name, value)
+            arguments.integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, arguments.MAX_TOKENS)
+            arguments.integer("sl_idx", sl_idx, 0, arguments.MAX_ROWS)
+            arguments.integer("num_allocated_qps", num_allocated_qps, 0, arguments.MAX_ROWS)
+            arguments.seconds("num_cpu_timeout_secs", num_cpu_timeout_secs)
+            arguments.seconds("num_gpu_timeout_secs", num_gpu_timeout_secs)
+            if arguments.integer("num_cpu_bytes", num_cpu_bytes, 0, arguments.MAX_BYTES):
+                raise ValueError(f"num_cpu_bytes={num_cpu_bytes}: expected 0, since Engram is not offered")
+            if options.get("enable_shrink"):
+                raise ValueError("enable_shrink=True: expected False, since these calls mask no ranks")
+            settings = None
+            if hidden or num_bytes is None:
+                settings = Settings(bootstrap.size, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check()
+            wanted = settings.bytes if num_bytes is None and settings is not None else num_bytes
+            size = arguments.integer("num_bytes", wanted, ALIGNMENT, arguments.MAX_BYTES)
+            if size % ALIGNMENT:
+                raise ValueError(f"num_bytes={size}: expected a multiple of {ALIGNMENT}")
+            return size, transit_of(size, settings)
+
+        checked, failed = attempt(check)
+        raise_together(bootstrap.rank, failed, bootstrap.all_gather(told_of(failed)))
+        assert checked is not None
+        self.num_bytes, transit = checked
+        self.deterministic, self.allow_hybrid_mode = bool(deterministic), bool(allow_hybrid_mode)
+        self.allow_multiple_reduction = bool(allow_multiple_reduction)
+        self.prefer_overlap_with_compute = bool(prefer_overlap_with_compute)
         if not self.allow_hybrid_mode:
             options["hops"] = 1
         self._hidden = hidden
@@ -153,14 +173,14 @@ class ElasticBuffer:
             num_qps_per_rank=num_allocated_qps or 24,
             explicitly_destroy=explicitly_destroy,
             device=device,
-            timeout=arguments.seconds("num_gpu_timeout_secs", num_gpu_timeout_secs),
-            first_arena_bytes=num_bytes - transit,
+            timeout=num_gpu_timeout_secs,
+            first_arena_bytes=self.num_bytes - transit,
             **options,
         )
         self._engine, self._occupancy = self._buffer._engine, self._buffer._occupancy
         self.explicitly_destroy = explicitly_destroy
         self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
-        self.num_bytes, self.num_max_tokens_per_rank = num_bytes, num_max_tokens_per_rank
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
@@ -332,7 +352,7 @@ class ElasticBuffer:
         topk_weights : torch.Tensor, optional
             float32 [tokens, top-k].
         cumulative_local_expert_recv_stats : torch.Tensor, optional
-            int32 [local experts]: the rows of each local expert are added.
+            int32 [local experts]: the rows of each local expert are added. With a handle nothing is added, as in V2.
         num_experts : int
             Experts on all ranks; with a handle, that of its dispatch.
         num_max_tokens_per_rank : int, optional
@@ -391,7 +411,7 @@ class ElasticBuffer:
         DeepEPTimeout, DeepEPError
             As `deep_ep_py.Buffer.dispatch`.
         """
-        self._engine.check_usable()
+        self._buffer._check_normal("dispatch")
         arguments.integer("num_qps", num_qps, 0, arguments.MAX_ROWS)
         given = Routed(
             x=x,
@@ -470,7 +490,7 @@ class ElasticBuffer:
         TypeError, ValueError, DeepEPTimeout, DeepEPError
             As `dispatch`.
         """
-        self._engine.check_usable()
+        self._buffer._check_normal("combine")
         arguments.integer("num_qps", num_qps, 0, arguments.MAX_ROWS)
         handle = check_handle(handle)
         if handle.expanded is not None and not self.allow_multiple_reduction:
@@ -480,7 +500,7 @@ class ElasticBuffer:
             )
         choices = None
         if self._engine.topology.hops == 1:
-            choices = Choices(handle.choices(self._engine.device.torch_device), handle.num_experts)
+            choices = Choices(handle.choices(), handle.num_experts)
         given = CombineArguments(
             x,
             handle.dispatched,
@@ -493,6 +513,7 @@ class ElasticBuffer:
         )
         return Combined(*PendingCombine.begin(self._engine, given).finish())
 
+    @by_one_thread
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
         """Prepare the kernels for rows of `hidden` BF16 elements and `topk` experts per token, on all ranks.
 
@@ -511,6 +532,7 @@ class ElasticBuffer:
             if row_bytes % arguments.ROW_ALIGNMENT == 0:  # `Buffer.warmup` raises otherwise
                 self._engine.prepare(row_bytes, topk, "expand_slots", "expand_rows", "fold")
                 self._engine.prepare(row_bytes, 0, "scale_columns")
+        prepare_barrier(self._engine)
         self._buffer.warmup(hidden, topk, fp8)
 
     @staticmethod
@@ -518,28 +540,33 @@ class ElasticBuffer:
         """Record an event on the current stream."""
         return EventHandle()
 
+    @by_one_thread
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Wait until all ranks have called this and all that each has queued before on its device has ended.
 
-        It waits on the host, whatever `with_cpu_sync` says, and is therefore stronger than V2's.
+        It is an operation, and counts as a dispatch in `stats`. On a GPU the current stream waits, unless
+        `with_cpu_sync`; on a CPU the caller.
 
         Parameters
         ----------
-        use_comm_stream, with_cpu_sync, sequential : bool
-            No effect.
+        use_comm_stream, sequential : bool
+            No effect: kernels run on the communication stream, one after the other.
+        with_cpu_sync : bool
+            Whether the host waits too.
 
         Raises
         ------
-        DeepEPError
-            As `dispatch`; also inside of a graph capture.
+        TypeError, DeepEPError, DeepEPTimeout
+            As `dispatch`.
         """
-        for name, value in (
-            ("use_comm_stream", use_comm_stream),
-            ("with_cpu_sync", with_cpu_sync),
-            ("sequential", sequential),
-        ):
+        self._buffer._check_normal("barrier")
+        for name, value in (("use_comm_stream", use_comm_stream), ("sequential", sequential)):
             arguments.flag(name, value)
-        self._buffer.meet()
+        waits = arguments.flag("with_cpu_sync", with_cpu_sync)
+        barrier(self._engine)
+        if waits:
+            self._engine.device.synchronize()
+            self._engine.check_usable()
 
     def get_comm_stream(self) -> Any:
         """Return the stream on which kernels run; raise RuntimeError on a CPU, which has none."""

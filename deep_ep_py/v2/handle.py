@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +83,8 @@ class EPHandle:
         self.psum_num_recv_tokens_per_scaleup_rank = counts.rank_sums
         self.psum_num_recv_tokens_per_expert = counts.expert_sums
         self.num_unaligned_recv_tokens_per_expert = counts.expert_rows
+        self._metadata: torch.Tensor | None = None
+        self._destinations: torch.Tensor | None = None
         self.token_metadata_at_forward = self.channel_linked_list = None
 
     def __repr__(self) -> str:
@@ -93,19 +94,26 @@ class EPHandle:
             f"experts={self.num_experts}, rank={self.dispatched.owner.rank} of {self.dispatched.owner.ranks})"
         )
 
-    def choices(self, device: torch.device) -> torch.Tensor:
-        """Return `topk_idx`; raise unless what the caller may have assigned is like the original."""
-        shape, dtype = self._ids
-        return arguments.tensor("handle.topk_idx", self.topk_idx, dtype, shape, device)
+    def choices(self) -> torch.Tensor:
+        """Return `topk_idx`; raise unless what the caller may have assigned is like the original.
 
-    @cached_property
+        On a GPU the ids themselves are not read. Kernels treat those that are no expert's as none.
+        """
+        (tokens, topk), dtype = self._ids
+        device = self.dispatched.recv_source.device
+        ids = arguments.tensor("handle.topk_idx", self.topk_idx, dtype, (tokens, topk), device)
+        return arguments.topk_idx(ids, self.num_experts, device, tokens)
+
+    @property
     def recv_src_metadata(self) -> torch.Tensor:
-        """Where each row comes from: int32 [rows, 2 + top-k], made on the first access, in the caller's stream.
+        """Where each row comes from: int32 [rows, 2 + top-k], made on each access, in the caller's stream.
 
         Column 0 is `source rank * num_max_tokens_per_rank + token`, column 1 `source rank * top-k`. In the expanded
         layout, column 1 is that plus the index of the token's first choice here, and the others are the index of each
         choice's row, or -1; otherwise they are -1. Rows beyond those received are undefined.
         """
+        if self._metadata is not None:
+            return self._metadata
         handle, topk = self.dispatched, self.topk_idx.shape[1]
         ends = handle.plan.ends()
         rows = torch.arange(handle.rows, dtype=torch.int32, device=ends.device)
@@ -118,16 +126,28 @@ class EPHandle:
         token = rank * self.num_max_tokens_per_rank + handle.recv_src_idx
         return torch.cat([torch.stack([token, rank * topk + first], dim=1), slots], dim=1)
 
-    @cached_property
-    def dst_buffer_slot_idx(self) -> torch.Tensor:
-        """Where each choice's row goes: int32 [tokens, top-k], made on the first access, in the caller's stream.
+    @recv_src_metadata.setter
+    def recv_src_metadata(self, value: torch.Tensor) -> None:
+        self._metadata = value
 
-        The index of the row among those that this rank sends to the rank with the expert; -1 for no expert.
+    @property
+    def dst_buffer_slot_idx(self) -> torch.Tensor:
+        """Where each choice's row goes: int32 [tokens, top-k], made on each access, in the caller's stream.
+
+        The index of the row among those that this rank sends to the rank with the expert; -1 for no expert, and for one
+        to whose rank nothing is sent.
         """
-        in_rank = self.dispatched.is_token_in_rank
+        if self._destinations is not None:
+            return self._destinations
+        in_rank = self.dispatched.plan.in_rank()
+        index = torch.where(in_rank, in_rank.cumsum(0, dtype=torch.int32) - 1, -1)
         ids, per_rank = self.topk_idx.long(), self.num_experts // in_rank.shape[1]
-        index = in_rank.cumsum(0, dtype=torch.int32) - 1
-        return torch.where(ids >= 0, index.gather(1, ids.clamp(min=0) // per_rank), -1)
+        known = (ids >= 0) & (ids < self.num_experts)
+        return torch.where(known, index.gather(1, torch.where(known, ids, 0) // per_rank), -1)
+
+    @dst_buffer_slot_idx.setter
+    def dst_buffer_slot_idx(self, value: torch.Tensor) -> None:
+        self._destinations = value
 
 
 def check_handle(handle: Any) -> EPHandle:

@@ -108,6 +108,13 @@ def test_the_caller_waits(device: Any, current: FakeStream) -> None:
     assert tensor.streams == [], "any reuse of its memory is ordered after the kernels anyway"
 
 
+def test_what_is_allocated_on_the_communication_stream_is_used_on_the_callers(device: Any, current: FakeStream) -> None:
+    """Although the caller waits: once it drops the tensor, the communication stream must not reuse it too soon."""
+    tensor = FakeTensor()
+    device.order_caller_after([tensor], async_finish=False, on_comm_stream=True)
+    assert tensor.streams == [current]
+
+
 @pytest.mark.parametrize("on_comm_stream", [False, True])
 def test_the_caller_waits_later(device: Any, current: FakeStream, on_comm_stream: bool) -> None:
     tensor = FakeTensor()

@@ -28,8 +28,9 @@ struct ExpertRanges {
 struct ExpandSlotsArgs {
     CallArgs call;
     RuntimeShape shape;
-    u32 rows;            // of the output that is not expanded: as many as arrived, or more, which have no choices
-    ExpertIds topk_idx;  // [rows, topk] local expert ids, -1: none
+    u32 rows;             // of the output that is not expanded: as many as arrived, or more
+    const i32* received;  // rows that arrived
+    ExpertIds topk_idx;   // [rows, topk] local expert ids, -1: none
     ExpertRanges experts;
     u32 expanded_rows;  // of the expanded layout
     i32* slots;         // [rows, topk] index in the expanded layout, -1: none
@@ -72,10 +73,14 @@ DEEP_EP_KERNEL void expand_slots(DEEP_EP_ARGUMENT const ExpandSlotsArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
-    const u64 choices = u64{args.rows} * Shape::of(args.shape).topk();
-    const u32 warps = gridDim.x * device::warps();
-    for (u32 e = blockIdx.x * device::warps() + device::warp(); e < args.experts.experts; e += warps) {
-        number_choices(args, op, choices, e);
+    const u32 topk = Shape::of(args.shape).topk(), received = static_cast<u32>(*args.received);
+    const u64 choices = u64{received < args.rows ? received : args.rows} * topk;
+    const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
+    for (u32 e = warp; e < args.experts.experts; e += warps) number_choices(args, op, choices, e);
+    // The rows that no rank has sent.
+    const u64 step = u64{warps} * device::kWarpSize;
+    for (u64 i = choices + u64{warp} * device::kWarpSize + device::lane(); i < u64{args.rows} * topk; i += step) {
+        args.slots[i] = -1;
     }
 }
 

@@ -34,6 +34,8 @@ class Expanded:
         int32 [rows, top-k]: the index of each choice's row, -1 for choices of experts elsewhere.
     expert_rows : torch.Tensor
         int32 [local experts]: rows of each local expert.
+    received : torch.Tensor
+        int32 []: the number of rows that are not expanded.
     alignment : int
         In rows.
     expanded_rows : int
@@ -42,6 +44,7 @@ class Expanded:
 
     slots: torch.Tensor
     expert_rows: torch.Tensor
+    received: torch.Tensor
     alignment: int
     expanded_rows: int
 
@@ -52,7 +55,7 @@ class Expanded:
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors that kernels read."""
-        return self.slots, self.expert_rows
+        return self.slots, self.expert_rows, self.received
 
     def native(self) -> C.expand.Layout:
         """Return the layout in the form that kernels take."""
@@ -89,7 +92,6 @@ class Expanded:
         C.expand.fold(engine.runtime, call, sizes, self.native(), tensors, blocks=blocks)
 
 
-@dataclass
 class ScaleColumns:
     """A placement: the scales of consecutive rows beside each other, as TMA loads of a grouped GEMM read them."""
 
@@ -101,26 +103,33 @@ class ScaleColumns:
         """Prepare the kernels."""
         engine.prepare(sizes.row_bytes, sizes.topk, "scale_columns")
 
-    def place(
-        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, outputs: Received, counts: list[int], blocks: int
-    ) -> Received:
+    def allocate(self, engine: Engine, arrived: Received, counts: list[int]) -> Received:
+        """Allocate the outputs, given those in which rows arrive."""
+        del engine, counts
+        scales = arrived.rows.scales
+        if scales is None or scales.dim() == 1:
+            return arrived
+        return Received(
+            Rows(arrived.rows.x, _empty_scales(scales, scales.shape[0], True)), arrived.topk_idx, arrived.topk_weights
+        )
+
+    def launch(
+        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, arrived: Received, outputs: Received, blocks: int
+    ) -> None:
         """Launch the copy of the scales."""
-        del counts
-        rows = outputs.rows
-        if rows.scales is None or rows.scales.dim() == 1:
-            return outputs
-        columns = _empty_scales(rows.scales, rows.scales.shape[0], True)
+        scales, columns = arrived.rows.scales, outputs.rows.scales
+        if scales is None or columns is None or columns is scales:
+            return
         C.expand.copy_scales(
             engine.runtime,
             call,
             sizes,
             rows=columns.shape[0],
-            scales=rows.scales.data_ptr(),
+            scales=scales.data_ptr(),
             columns=columns.data_ptr(),
             column_stride=columns.stride(1),
             blocks=blocks,
         )
-        return Received(Rows(rows.x, columns), outputs.topk_idx, outputs.topk_weights)
 
 
 @dataclass
@@ -131,6 +140,8 @@ class Expand:
     ----------
     expert_rows : torch.Tensor
         int32 [local experts]: rows of each local expert, which the dispatch stores before.
+    received : torch.Tensor
+        int32 []: the number of rows received, likewise.
     alignment : int
         Each expert's rows begin at a multiple of this.
     topk : int
@@ -142,10 +153,11 @@ class Expand:
     columns : bool
         Whether scales of consecutive rows are beside each other.
     layout : Expanded or None
-        The layout: that of an earlier dispatch with the same handle, otherwise None until `place` has made it.
+        The layout: that of an earlier dispatch with the same handle, otherwise None until `allocate` has made it.
     """
 
     expert_rows: torch.Tensor
+    received: torch.Tensor
     alignment: int
     topk: int
     max_rows: int = 0
@@ -159,42 +171,50 @@ class Expand:
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors that kernels use besides the outputs."""
-        return (self.expert_rows,) if self.layout is None else self.layout.tensors()
+        return (self.expert_rows, self.received) if self.layout is None else self.layout.tensors()
 
     def prepare(self, engine: Engine, sizes: C.normal.Sizes) -> None:
         """Prepare the kernels."""
         engine.prepare(sizes.row_bytes, self.topk, *(("expand_slots",) if self._numbers else ()), "expand_rows")
 
-    def place(
-        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, outputs: Received, counts: list[int], blocks: int
-    ) -> Received:
-        """Launch the copies of the rows; `counts`: rounded up, of each local expert, or empty if they are unknown."""
-        rows, idx, weights = outputs.rows, outputs.topk_idx, outputs.topk_weights
-        runtime, where = engine.runtime, rows.x.device
+    def allocate(self, engine: Engine, arrived: Received, counts: list[int]) -> Received:
+        """Allocate the outputs, given those in which rows arrive.
+
+        `counts`: the rows of each local expert, rounded up; empty if they are unknown.
+        """
+        rows, where = arrived.rows, arrived.rows.x.device
         if self.layout is None:
             slots = torch.empty((rows.x.shape[0], self.topk), dtype=torch.int32, device=where)
             expanded_rows = sum(counts) if counts else self.max_rows
-            self.layout = Expanded(slots, self.expert_rows, self.alignment, expanded_rows)
-        layout, native = self.layout, self.layout.native()
+            self.layout = Expanded(slots, self.expert_rows, self.received, self.alignment, expanded_rows)
+        size = self.layout.expanded_rows
+        (x,) = engine.empty_private(((size, rows.hidden), rows.x.dtype))
+        scales = None if rows.scales is None else _empty_scales(rows.scales, size, self.columns)
+        # Rows that no choice has get weight 0: callers multiply all rows by their weights.
+        weights = None if arrived.topk_weights is None else torch.zeros(size, dtype=torch.float32, device=where)
+        return Received(Rows(x, scales), None, weights)
+
+    def launch(
+        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, arrived: Received, outputs: Received, blocks: int
+    ) -> None:
+        """Launch the copies of the rows."""
+        assert self.layout is not None
+        rows, idx, native = arrived.rows, arrived.topk_idx, self.layout.native()
         id_bytes = torch.int64.itemsize if idx is None else idx.element_size()
         sizes = C.normal.Sizes(0, sizes.row_bytes, self.topk, 0, id_bytes=id_bytes, scales=rows.scales_per_row)
         if self._numbers:
             assert idx is not None
-            C.expand.number(runtime, call, sizes, native, topk_idx=idx.data_ptr(), blocks=blocks)
-        (x,) = engine.empty_private(((layout.expanded_rows, rows.hidden), rows.x.dtype))
-        scales = None if rows.scales is None else _empty_scales(rows.scales, layout.expanded_rows, self.columns)
+            addresses = {"topk_idx": idx.data_ptr(), "received": self.received.data_ptr()}
+            C.expand.number(engine.runtime, call, sizes, native, blocks=blocks, **addresses)
         tensors = C.expand.Tensors()
-        tensors.x, tensors.expanded_x = rows.x.data_ptr(), x.data_ptr()
-        if rows.scales is not None and scales is not None:
-            tensors.scales, tensors.expanded_scales = rows.scales.data_ptr(), scales.data_ptr()
-            tensors.scales_stride = Rows(x, scales).strides
-        expanded_weights = None
-        if weights is not None:
-            # Rows that no choice has get weight 0: callers multiply all rows by their weights.
-            expanded_weights = torch.zeros(layout.expanded_rows, dtype=torch.float32, device=where)
-            tensors.topk_weights, tensors.expanded_weights = weights.data_ptr(), expanded_weights.data_ptr()
-        C.expand.copy(runtime, call, sizes, native, tensors, zero_padding=self.zero_padding, blocks=blocks)
-        return Received(Rows(x, scales), None, expanded_weights)
+        tensors.x, tensors.expanded_x = rows.x.data_ptr(), outputs.rows.x.data_ptr()
+        if rows.scales is not None and outputs.rows.scales is not None:
+            tensors.scales, tensors.expanded_scales = rows.scales.data_ptr(), outputs.rows.scales.data_ptr()
+            tensors.scales_stride = outputs.rows.strides
+        if arrived.topk_weights is not None and outputs.topk_weights is not None:
+            tensors.topk_weights = arrived.topk_weights.data_ptr()
+            tensors.expanded_weights = outputs.topk_weights.data_ptr()
+        C.expand.copy(engine.runtime, call, sizes, native, tensors, zero_padding=self.zero_padding, blocks=blocks)
 
 
 Placement = Expand | ScaleColumns

@@ -89,6 +89,8 @@ class DispatchArguments:
     """With a handle and `topk_idx`: the number of experts."""
     placement: Placement | None = None
     """The layout of the outputs; None: one row per token, scales row by row."""
+    before: tuple[torch.Tensor | None, ...] = ()
+    """Tensors of kernels launched before, which may still use them."""
 
 
 @dataclass
@@ -138,7 +140,7 @@ class PendingDispatch(_Pending):
             plan: Plan = way.empty(engine.topology, tokens, device)
         received = given.counts or ReceivedCounts()
         tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
-        tensors = (*tensors, *received.tensors())
+        tensors = (*tensors, *received.tensors(), *given.before)
         with engine.opening("dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             engine.growth.announce(engine.runtime, host_waits=not given.num_worst_tokens)
@@ -198,6 +200,12 @@ class PendingDispatch(_Pending):
             if not cached:
                 self.plan = self.plan.with_table(call, given.num_worst_tokens)
                 recv_source = engine.empty(self.plan.sources(count), torch.int32)
+            counts = self._counts_per_expert()
+            arrived = Received(received, recv_topk_idx, recv_topk_weights)
+            outputs = arrived
+            if given.placement is not None:
+                outputs = given.placement.allocate(engine, arrived, counts)
+                engine.hold(self.operation, *outputs.tensors(), *given.placement.tensors())
 
         tensors = C.normal.DispatchTensors()
         tensors.x, tensors.recv_x = self.rows.x.data_ptr(), received.x.data_ptr()
@@ -228,15 +236,12 @@ class PendingDispatch(_Pending):
             cached=cached,
             blocks=self.blocks,
         )
-        counts = [] if given.num_worst_tokens else _aligned(C.normal.rows_per_expert(call), given.expert_alignment)
-        outputs = Received(received, recv_topk_idx, recv_topk_weights)
         if given.placement is not None:
-            with engine.device.allocating(self.streams.allocate_on_comm):
-                outputs = given.placement.place(engine, call, self.sizes, outputs, counts, self.blocks)
-            engine.hold(self.operation, *outputs.tensors(), *given.placement.tensors())
-        kept = () if self.handle is None else self.handle.tensors()
-        if cached and given.placement is not None:
-            kept = (*kept, *given.placement.tensors())
+            given.placement.launch(engine, call, self.sizes, arrived, outputs, self.blocks)
+        kept: tuple[torch.Tensor | None, ...] = ()
+        if self.handle is not None:
+            kept = (*self.handle.tensors(), given.topk_idx)
+            kept = (*kept, *(given.placement.tensors() if given.placement is not None else ()))
         path = "direct" if direct else "rounds"
         engine.log.moved(self.operation, "rows received", count, self.rows.row_bytes, path)
         event = engine.end_operation(call, self.operation, self.streams, kept)
@@ -249,6 +254,13 @@ class PendingDispatch(_Pending):
             engine, self.plan, given.is_token_in_rank, recv_source, topk, self.operation, self.generation
         )
         return outputs.rows.given(), outputs.topk_idx, outputs.topk_weights, counts, handle, event
+
+    def _counts_per_expert(self) -> list[int]:
+        """Return the rows of each local expert, rounded up; none if the host does not know them."""
+        if self.given.num_worst_tokens or self.handle is not None:
+            return []
+        align = self.given.expert_alignment
+        return [(rows + align - 1) // align * align for rows in C.normal.rows_per_expert(self.call)]
 
     def _count(self) -> int:
         """Return the number of rows of the outputs, once it is known."""
@@ -361,7 +373,9 @@ class PendingCombine(_Pending):
             self.choices.fill(tensors)
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
         engine.device.order_after_caller(self.streams.before_outputs, self.streams.allocate_on_comm)
-        kept = handle.tensors()
+        kept: tuple[torch.Tensor | None, ...] = handle.tensors()
+        if self.choices is not None:
+            kept = (*kept, self.choices.topk_idx)
         if self.placement is not None:
             self.placement.fold(engine, self.call, (self.x, self.topk_weights), (x, weights), self.blocks)
             kept = (*kept, *self.placement.tensors())
@@ -403,10 +417,6 @@ def _sizes(rows: Rows, given: DispatchArguments, experts: int) -> C.normal.Sizes
         types=rows.types,
         weights=weighted,
     )
-
-
-def _aligned(counts: list[int], alignment: int) -> list[int]:
-    return [(rows + alignment - 1) // alignment * alignment for rows in counts]
 
 
 def check_handle(engine: Engine, given: Any) -> DispatchHandle:

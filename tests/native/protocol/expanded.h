@@ -114,7 +114,8 @@ class Batch {
         stride_ = wire::ceil_div(expanded_rows_, 4) * 4;
         expanded_scales_ = own(u64{stride_} * kScales * sizeof(u32));
         columns_ = own(u64{wire::ceil_div(count, 4)} * 4 * kScales * sizeof(u32));
-        host::expand::number(runtime, *call, sizes, layout(), recv_idx_.address(), buffer_.blocks);
+        host::expand::number(runtime, *call, sizes, layout(), recv_idx_.address(),
+                             address(rank_sums_) + sizeof(i32) * (kRanks - 1), buffer_.blocks);
         host::expand::Tensors expanded;
         expanded.x = recv_x_.address();
         expanded.scales = recv_scales_.address();

@@ -17,16 +17,17 @@ ExpertRanges ranges_of(const Layout& layout) {
 }  // namespace
 
 void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx,
-            unsigned blocks) {
+            uint64_t received, unsigned blocks) {
     ExpandSlotsArgs args{};
     args.call = runtime.call_args(call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.rows = layout.rows;
+    args.received = pointer<const i32>(received);
     args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
     args.experts = ranges_of(layout);
     args.expanded_rows = layout.expanded_rows;
     args.slots = pointer<i32>(layout.slots);
-    // One warp per expert scans the choices; the kernel has no work for more thread blocks.
+    // One warp per expert scans the choices; more thread blocks would have little work.
     blocks = std::min(blocks, wire::ceil_div(layout.experts, runtime.launcher().warps()));
     call.serial = runtime.launch<ExpandSlotsKernel>(args, blocks);
 }

@@ -25,8 +25,10 @@ struct Tensors {
     std::array<int64_t, 2> scales_stride{};  // of the expanded scales, between rows and between scales, in scales
 };
 
-// After the dispatch of `call` has been launched: finds the slots of the received `topk_idx`.
-void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx, unsigned blocks);
+// After the dispatch of `call` has been launched: finds the slots of the received `topk_idx`. `received`: address of
+// the number of rows that arrived, as notify has stored it.
+void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx,
+            uint64_t received, unsigned blocks);
 // After number(), or with the slots of an earlier dispatch: copies the rows. `zero_padding`: zero the rows between
 // those of two experts.
 void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, const Tensors& tensors,

@@ -9,6 +9,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME
+from deep_ep_py.core import arguments
 from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial
 from harness import under_schedules
@@ -36,11 +37,22 @@ def alone(**options: Any) -> deep_ep.ElasticBuffer:
         ({"num_bytes": 4 * MIB, "num_cpu_bytes": 2 * MIB}, "num_cpu_bytes=2097152: expected 0, since Engram"),
         ({"num_bytes": 4 * MIB, "allow_hybrid_mode": 2}, "allow_hybrid_mode=2: expected a bool"),
         ({"num_bytes": 4 * MIB, "num_gpu_timeout_secs": 0}, "num_gpu_timeout_secs=0: expected more than 0"),
+        ({"num_bytes": 4 * MIB, "enable_shrink": True, "low_latency_mode": True}, "enable_shrink=True: expected False"),
     ],
 )
 def test_constructor(options: dict[str, Any], why: str) -> None:
     with pytest.raises((ValueError, TypeError), match=why.replace("(", r"\(")):
         alone(**options)
+
+
+def test_an_argument_of_one_rank_is_told_to_all() -> None:
+    def on_each_rank(group: Any) -> str:
+        with pytest.raises(ValueError, match="hidden=0: expected 1 to") as info:
+            deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=8, hidden=64 * (group.rank() != 1))
+        return str(info.value)
+
+    said = run_ranks(3, on_each_rank)
+    assert said[1].startswith("hidden=0") and said[0] == said[2] == f"rank 1: {said[1]}"
 
 
 def refused(buffer: deep_ep.ElasticBuffer, rank: int, why: str, **options: Any) -> None:
@@ -86,6 +98,18 @@ def test_dispatch() -> None:
     run_ranks(2, on_each_rank)
 
 
+def test_more_rows_than_can_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "MAX_ROWS", 40)
+
+    def on_each_rank(group: Any) -> None:
+        with TRIAL.make_buffer(group, "peer") as buffer:
+            rank = buffer.rank_idx
+            refused(buffer, rank, "expected at most 40 rows without a host wait", do_expand=True, do_cpu_sync=False)
+            TRIAL.check(rank, TRIAL.dispatch(buffer, rank, do_cpu_sync=False), expanded=False, exact=False)
+
+    run_ranks(2, on_each_rank)
+
+
 def test_with_a_handle() -> None:
     def on_each_rank(group: Any) -> None:
         with TRIAL.make_buffer(group, "peer") as buffer:
@@ -104,10 +128,17 @@ def test_with_a_handle() -> None:
             for wrong in (3, handle.dispatched, tuple(handle.dispatched)):
                 with pytest.raises(TypeError, match="expected the EPHandle that dispatch returned"):
                     buffer.combine(x, wrong)
-            kept, handle.topk_idx = handle.topk_idx, handle.topk_idx[:-1]
-            with pytest.raises(ValueError, match=r"handle.topk_idx=int64\["):
-                TRIAL.combine(buffer, rank, handle)
+            kept = handle.topk_idx
+            for wrong, why in ((kept[:-1], r"handle.topk_idx=int64\["), (kept + 99, "topk_idx: ids from")):
+                handle.topk_idx = wrong
+                with pytest.raises(ValueError, match=why):
+                    TRIAL.combine(buffer, rank, handle)
+                with pytest.raises(ValueError, match=why):
+                    buffer.dispatch(x, handle=handle)
+            assert (handle.dst_buffer_slot_idx == -1).all()
             handle.topk_idx = kept
+            handle.recv_src_metadata, handle.dst_buffer_slot_idx = kept, kept
+            assert handle.recv_src_metadata is handle.dst_buffer_slot_idx is kept, "callers may assign to attributes"
             TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle))
 
     run_ranks(2, on_each_rank)
@@ -138,7 +169,10 @@ def test_a_token_that_names_an_expert_twice() -> None:
             assert len(received.recv_x) == (2 * 6 * 4 if buffer.rank_idx == 0 else 0)
             combined = buffer.combine(received.recv_x, received.handle)[0]
             assert torch.equal(combined, 4 * x)
-            with pytest.raises(deep_ep.DeepEPError, match="the experts of a token must be distinct|rank 0"):
+            with pytest.raises(
+                deep_ep.DeepEPError,
+                match="the experts of a token must be distinct|more rows than there is room for at rank 0",
+            ):
                 buffer.dispatch(x, ids, num_experts=2, do_expand=True, do_cpu_sync=False)
                 buffer.dispatch(x, ids, num_experts=2)  # a rank that has no rows learns of it at its next call
             buffer.recover()
