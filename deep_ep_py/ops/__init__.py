@@ -9,6 +9,8 @@ along the same routes. All ranks of the group must call the same ops in the same
 a gradient on all of them. This includes a rank that received no rows: the output of its experts must still depend on
 `received.x`.
 
+`dispatch_expanded` and `combine_expanded` are the same for rows grouped by expert, as grouped GEMMs read them.
+
 For decoding, use `low_latency_dispatch` and `low_latency_combine`, which have no gradients.
 """
 
@@ -19,15 +21,19 @@ from typing import NamedTuple
 from torch import Tensor
 
 from deep_ep_py.ops import library
+from deep_ep_py.ops.expanded import ExpandedRows, combine_expanded, dispatch_expanded
 from deep_ep_py.ops.low_latency import Received, low_latency_combine, low_latency_dispatch
 from deep_ep_py.ops.registry import register
 
 __all__ = [
     "Dispatched",
+    "ExpandedRows",
     "Received",
     "combine",
+    "combine_expanded",
     "dispatch",
     "dispatch_again",
+    "dispatch_expanded",
     "low_latency_combine",
     "low_latency_dispatch",
     "register",

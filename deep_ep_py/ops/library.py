@@ -12,7 +12,7 @@ from deep_ep_py.ops.registry import buffer_of
 from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, tokens_of, zero_padding
 
 
-def _as_rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """Return x, or a contiguous, aligned copy of it: gradients may be expanded, or views of other tensors."""
     if x.is_contiguous() and x.data_ptr() % ROW_ALIGNMENT == 0:
         return x
@@ -36,7 +36,7 @@ def dispatch(
     topk_idx = topk_idx.contiguous()
     per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
     recv_x, recv_topk_idx, recv_topk_weights, _, handle, _ = buffer.dispatch(
-        _as_rows(x),
+        as_rows(x),
         topk_idx=topk_idx,
         topk_weights=topk_weights.contiguous(),
         num_tokens_per_rank=per_rank,
@@ -88,7 +88,7 @@ def _dispatch_backward(ctx: Any, grad_x: Tensor, _: None, grad_weights: Tensor, 
 def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     """Send other rows along the routes of a dispatch."""
     buffer = buffer_of(group)
-    recv_x = buffer.dispatch(_as_rows(x), handle=to_handle(buffer, routes))[0]
+    recv_x = buffer.dispatch(as_rows(x), handle=to_handle(buffer, routes))[0]
     zero_padding(buffer, recv_x, routes)
     return recv_x
 
@@ -115,7 +115,7 @@ def _dispatch_again_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     """Return rows to their tokens' owners and sum them."""
     buffer = buffer_of(group)
-    return buffer.combine(_as_rows(x), to_handle(buffer, routes))[0]
+    return buffer.combine(as_rows(x), to_handle(buffer, routes))[0]
 
 
 @combine.register_fake
@@ -138,7 +138,7 @@ def combine_with_weights(x: Tensor, topk_weights: Tensor, routes: list[Tensor], 
     """Combine rows and a value for each of their choices: the backward of a dispatch."""
     buffer = buffer_of(group)
     combined_x, combined_weights, _ = buffer.combine(
-        _as_rows(x), to_handle(buffer, routes), topk_weights=topk_weights.contiguous()
+        as_rows(x), to_handle(buffer, routes), topk_weights=topk_weights.contiguous()
     )
     assert combined_weights is not None
     return combined_x, combined_weights

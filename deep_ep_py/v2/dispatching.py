@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deep_ep_py.core import arguments
+from deep_ep_py.core.events import Streams
 from deep_ep_py.core.results import ElasticDispatched
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.counted import ReceivedCounts
@@ -18,7 +19,6 @@ from deep_ep_py.v2.handle import EPHandle
 
 if TYPE_CHECKING:
     from deep_ep_py.core.config import Config
-    from deep_ep_py.core.events import Streams
     from deep_ep_py.session.engine import Engine
 
 _MOST_ALIGNMENT = 1 << 20
@@ -29,19 +29,19 @@ class Routed:
     """The arguments of a dispatch; see `ElasticBuffer.dispatch`."""
 
     x: Any
-    topk_idx: Any
-    topk_weights: Any
-    statistics: Any
-    num_experts: Any
-    max_tokens: Any
-    alignment: Any
-    config: Config | None
-    streams: Streams
-    copies_ids: bool
-    host_waits: Any
-    expands: bool
-    zero_padding: bool
-    columns: bool
+    topk_idx: Any = None
+    topk_weights: Any = None
+    statistics: Any = None
+    num_experts: Any = None
+    max_tokens: Any = None
+    alignment: Any = None
+    config: Config | None = None
+    streams: Streams = field(default_factory=Streams)
+    copies_ids: bool = True
+    host_waits: Any = None
+    expands: bool = False
+    zero_padding: bool = False
+    columns: bool = False
 
 
 def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> ElasticDispatched:
@@ -69,7 +69,7 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
         raise ValueError("do_cpu_sync=True: expected False during graph capture, since sizes cannot depend on counts")
 
     most = ranks * max_tokens
-    most_expanded = _aligned(most * min(topk, here) + (alignment - 1) * here, alignment)
+    most_expanded = most_expanded_rows(most, topk, here, alignment)
     if not host_waits and max(most, most_expanded if given.expands else 0) > arguments.MAX_ROWS:
         raise ValueError(
             f"num_max_tokens_per_rank={max_tokens}: expected at most {arguments.MAX_ROWS} rows without a host wait, "
@@ -192,5 +192,7 @@ def _check_statistics(statistics: Any, experts: int, device: torch.device) -> No
         arguments.tensor("cumulative_local_expert_recv_stats", statistics, torch.int32, (experts,), device)
 
 
-def _aligned(value: int, alignment: int) -> int:
-    return -(-value // alignment) * alignment
+def most_expanded_rows(received: int, topk: int, experts: int, alignment: int) -> int:
+    """Return the most rows of the expanded layout, by the rows received and the experts of a rank."""
+    most = received * min(topk, experts) + (alignment - 1) * experts
+    return -(-most // alignment) * alignment

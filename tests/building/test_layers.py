@@ -100,7 +100,7 @@ IMPORTS = {
     "v2": GROUND | {"bootstrap", "device", "modes.normal", "buffer"},
     "testing": GROUND | {"device"},
     "": GROUND | {"absent", "topology", "buffer", "v2"},
-    "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer"},
+    "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer", "v2"},
     "moe": GROUND | {"ops"},
     "eplb": GROUND,
     "compat": GROUND | {"", "absent", "v1", "moe"},
