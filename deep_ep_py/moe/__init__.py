@@ -1,6 +1,7 @@
 """Mixture-of-experts layers over `deep_ep_py.ops`, and their parts: gate, permutation, experts, FP8 casts."""
 
 from deep_ep_py.moe.decode import DecodeLayer, MicroBatch, run_two
+from deep_ep_py.moe.expanded_layer import ExpandedMoELayer
 from deep_ep_py.moe.fp8 import per_token_cast_back, per_token_cast_to_fp8
 from deep_ep_py.moe.grouped import grouped_linear
 from deep_ep_py.moe.layer import Experts, Gate, MoELayer
@@ -10,6 +11,7 @@ from deep_ep_py.moe.permute import Permutation, permute, sort_by_expert, unpermu
 __all__ = [
     "DecodeLayer",
     "Experts",
+    "ExpandedMoELayer",
     "Gate",
     "MicroBatch",
     "MoELayer",

@@ -94,10 +94,25 @@ class Experts(nn.Module):
             [rows, hidden] in the dtype of the weights.
         """
         permutation = sort_by_expert(topk_idx, self.down.shape[0])
-        rows = permute(x, permutation).to(self.down.dtype)
-        gate, up = grouped_linear(rows, self.gate_and_up, permutation.ends).chunk(2, dim=1)
-        rows = grouped_linear(functional.silu(gate) * up, self.down, permutation.ends)
-        return unpermute(rows, topk_weights, permutation)
+        return unpermute(self.on_groups(permute(x, permutation), permutation.ends), topk_weights, permutation)
+
+    def on_groups(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Return each row's result, unweighted, for rows that are grouped by expert.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            [rows, hidden].
+        ends : torch.Tensor
+            Integers [experts]: where each expert's rows end, and the next expert's begin.
+
+        Returns
+        -------
+        torch.Tensor
+            [rows, hidden] in the dtype of the weights; uninitialized after the last expert's rows.
+        """
+        gate, up = grouped_linear(x.to(self.down.dtype), self.gate_and_up, ends).chunk(2, dim=1)
+        return grouped_linear(functional.silu(gate) * up, self.down, ends)
 
 
 class MoELayer(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,18 @@ def results(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
     return {"out": out.detach(), "x": x.grad, **gradients}  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("worst", [0, 20], ids=["counted", "worst"])
-def test_as_one_process_with_all_experts(worst: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "atol"),
+    [
+        (moe.MoELayer, 1e-3),
+        (functools.partial(moe.MoELayer, num_worst_tokens=20), 1e-3),
+        # Each choice's row is rounded, rather than the sum of a token's rows on a rank.
+        (moe.ExpandedMoELayer, TOPK * 1e-3),
+        (functools.partial(moe.ExpandedMoELayer, expert_alignment=4, num_max_tokens=11), TOPK * 1e-3),
+    ],
+    ids=["counted", "worst", "expanded", "expanded_worst"],
+)
+def test_as_one_process_with_all_experts(kind: Callable[..., nn.Module], atol: float) -> None:
     ranks, rows = len(TOKENS), inputs()
     local = EXPERTS // ranks
     shares = [moe.Experts(rank * local, local, HIDDEN, INTERMEDIATE, seed=3) for rank in range(ranks)]
@@ -55,20 +66,20 @@ def test_as_one_process_with_all_experts(worst: int) -> None:
     def on_each_rank(group: Any) -> dict[str, Tensor]:
         buffer = make_buffer(group, case, "weak")
         experts = moe.Experts(buffer.rank * local, local, HIDDEN, INTERMEDIATE, seed=3)
-        layer = moe.MoELayer(gate(), experts, EXPERTS, ops.register(buffer), worst)
+        layer = kind(gate(), experts, EXPERTS, ops.register(buffer))
         return results(layer, *(parts[buffer.rank] for parts in rows))
 
     for together in under_schedules(ranks, on_each_rank, count=2):
         for name in ("out", "x"):
             got = torch.cat([of_rank[name] for of_rank in together])
             # Rows are rounded to BF16: sums in another order may be on the other side of a midpoint, one ulp apart.
-            torch.testing.assert_close(got, alone[name], rtol=2**-7, atol=1e-3)
+            torch.testing.assert_close(got, alone[name], rtol=2**-7, atol=atol)
         got = sum(of_rank["gate.weight"] for of_rank in together)
-        torch.testing.assert_close(got, alone["gate.weight"], rtol=2**-7, atol=1e-3)
+        torch.testing.assert_close(got, alone["gate.weight"], rtol=2**-7, atol=atol)
         for rank, of_rank in enumerate(together):
             for name in ("gate_and_up", "down"):
                 wanted = alone[f"shares.{rank}.{name}"]
-                torch.testing.assert_close(of_rank[f"experts.{name}"], wanted, rtol=2**-7, atol=1e-3)
+                torch.testing.assert_close(of_rank[f"experts.{name}"], wanted, rtol=2**-7, atol=atol)
 
 
 def test_a_layer_that_is_computed_again_for_its_backward() -> None:

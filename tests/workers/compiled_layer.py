@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import deep_ep_py as deep_ep
 from deep_ep_py import moe, ops
@@ -25,7 +25,7 @@ def forward_and_backward(layer: Callable[[Tensor], Tensor], weights: list[Tensor
     return [out.detach(), leaf.grad, *(weight.grad for weight in weights)]
 
 
-def check(layer: moe.MoELayer, backend: str, rank: int) -> None:
+def check(layer: nn.Module, backend: str, rank: int) -> None:
     """Compile the layer and compare for two sizes, which must not cause a second compilation."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -57,6 +57,7 @@ def main() -> None:
         # One suffices for a slow compiler: unknown sizes are the harder case.
         for worst in (0, 80) if backend == "aot_eager" else (0,):
             check(moe.MoELayer(gate, experts, EXPERTS, ops.register(buffer), worst), backend, rank)
+        check(moe.ExpandedMoELayer(gate, experts, EXPERTS, ops.register(buffer), 8), backend, rank)
     print(f"rank {rank} is done")
     dist.destroy_process_group()
 

@@ -1,0 +1,65 @@
+"""A mixture-of-experts layer whose rows arrive grouped by expert: no permutation between dispatch and the experts."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from deep_ep_py import ops
+
+
+class ExpandedMoELayer(nn.Module):
+    """Like `MoELayer`, over `deep_ep_py.ops.dispatch_expanded`: choices of one rank share a row on the way, and are
+    copied to their experts and summed again there.
+
+    Parameters
+    ----------
+    gate, experts, num_experts, group
+        As in `MoELayer`. The experts have a method `on_groups`, like `Experts.on_groups`.
+    expert_alignment, num_max_tokens : int
+        As in `deep_ep_py.ops.dispatch_expanded`. A grouped GEMM may demand that each expert's rows are aligned.
+    """
+
+    def __init__(
+        self,
+        gate: nn.Module,
+        experts: nn.Module,
+        num_experts: int,
+        group: str,
+        expert_alignment: int = 1,
+        num_max_tokens: int = 0,
+    ) -> None:
+        super().__init__()
+        self.gate, self.experts = gate, experts
+        self.num_experts, self.group = num_experts, group
+        self.expert_alignment, self.num_max_tokens = expert_alignment, num_max_tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layer on this rank's tokens.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            [..., hidden] of a floating-point dtype; rows travel in bfloat16.
+
+        Returns
+        -------
+        torch.Tensor
+            Of the shape and dtype of x.
+        """
+        tokens = x.reshape(-1, x.shape[-1])
+        topk_idx, topk_weights = self.gate(tokens)
+        received = ops.dispatch_expanded(
+            tokens.bfloat16(),
+            topk_idx,
+            topk_weights,
+            self.num_experts,
+            self.group,
+            self.expert_alignment,
+            self.num_max_tokens,
+        )
+        # An expert's padding belongs to it: these rows are 0, and no token has them.
+        ends = (received.ends + self.expert_alignment - 1) // self.expert_alignment * self.expert_alignment
+        rows = self.experts.on_groups(received.x, ends)
+        # combine sums without weights, so the gate's weights are applied here, in fp32.
+        weighted = (rows.float() * received.topk_weights.unsqueeze(1)).bfloat16()
+        return ops.combine_expanded(weighted, received.routes, self.group).to(x.dtype).view(x.shape)
