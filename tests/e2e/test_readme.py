@@ -31,6 +31,7 @@ def snippet(marker: str) -> str:
     [
         ("layer.py", r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)"),
         ("decode.py", r"rank (\d): \d+ rows for 4 experts, got back \(1\d, 1024\)"),
+        ("elastic.py", r"rank (\d): 4\d\d rows whose experts end at \[(?:\d+(?:, )?){4}\], got back \(10\d, 1024\)"),
         ("model.py", r"rank (\d): \d+ rows, \(128, 256\), gradient \(4, 256, 128\)"),
         ("decode_layer.py", r"rank (\d): \(1\d, 512\), and in halves \[6, 5\]"),
     ],
