@@ -94,7 +94,7 @@ def _exchange(rows: torch.Tensor, tokens: torch.Tensor, received: list[int], sen
     """Send rows of the given indices, so many to each rank, and return those that arrive."""
     # Not every backend knows float8.
     wire = rows.view(torch.uint8) if rows.element_size() == 1 else rows
-    sending = wire[tokens].contiguous()
+    sending = wire.index_select(0, tokens)
     arriving = sending.new_empty((sum(received), *sending.shape[1:]))
     dist.all_to_all_single(arriving, sending, received, sent)
     return arriving.view(rows.dtype)
