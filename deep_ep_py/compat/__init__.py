@@ -1,4 +1,4 @@
-"""The package that callers of DeepEP get from `import deep_ep`, once `take_names` or the shim has put it there."""
+"""What callers of DeepEP 1.2 and 2 get from `import deep_ep`, once `take_names` or the shim has put it there."""
 
 from typing import Any
 

@@ -14,7 +14,9 @@ _MODULES = {
     "deep_ep.utils": "deep_ep_py.compat.utils",
     "deep_ep.utils.envs": "deep_ep_py.compat.utils.envs",
     "deep_ep.utils.event": "deep_ep_py.compat.utils.event",
+    "deep_ep.utils.gate": "deep_ep_py.compat.utils.gate",
     "deep_ep.utils.math": "deep_ep_py.compat.utils.math",
+    "deep_ep.utils.refs": "deep_ep_py.compat.utils.refs",
     "deep_ep.utils.testing": "deep_ep_py.compat.utils.testing",
     "deep_ep_cpp": "deep_ep_py.compat.cpp",
 }

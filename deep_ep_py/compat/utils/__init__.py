@@ -1,6 +1,6 @@
-"""Stand-in for `deep_ep.utils`: the helpers of DeepEP's tests and benchmarks, and the events of 1.2."""
+"""Stand-in for `deep_ep.utils`: the helpers of tests and benchmarks of DeepEP 1.2 and 2, and the events of 1.2."""
 
-from . import envs, event, math, testing
+from . import envs, event, gate, math, refs, testing
 from .envs import init_dist
 from .event import EventHandle, EventOverlap
 from .math import (
@@ -22,11 +22,13 @@ __all__ = [
     "create_grouped_scores",
     "envs",
     "event",
+    "gate",
     "hash_tensor",
     "init_dist",
     "inplace_unique",
     "math",
     "per_token_cast_back",
     "per_token_cast_to_fp8",
+    "refs",
     "testing",
 ]

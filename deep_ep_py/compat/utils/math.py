@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 _GROUP = 128
 """Elements that share a scale."""
+
+
+def ceil_div(x: int, y: int) -> int:
+    """Return x / y, rounded up."""
+    return -(-x // y)
+
+
+def align(x: int, y: int) -> int:
+    """Return the least multiple of `y` that is at least `x`."""
+    return ceil_div(x, y) * y
+
+
+def safe_div(a: float, b: float) -> float:
+    """Return a / b, but 0 for 0 / 0; anything else divided by 0 raises ZeroDivisionError."""
+    return 0 if a == b == 0 else a / b
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -114,3 +132,26 @@ def create_grouped_scores(scores: torch.Tensor, group_idx: torch.Tensor, num_gro
 def hash_tensor(t: torch.Tensor) -> int:
     """Return the sum of a contiguous tensor's bytes, read as int32."""
     return int(t.view(torch.int32).sum())
+
+
+def hash_tensors(*tensors: Any) -> int:
+    """Return the exclusive or of the hashes of all tensors, including those in tuples and lists; skip other values."""
+    value = 0
+    for leaf in _leaves(tensors):
+        if isinstance(leaf, torch.Tensor):
+            value ^= hash_tensor(leaf)
+    return value
+
+
+def count_bytes(*tensors: Any) -> int:
+    """Return how many bytes the elements of all tensors take, including those in tuples and lists; None takes none."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in _leaves(tensors))
+
+
+def _leaves(nested: tuple[Any, ...] | list[Any]) -> Iterator[Any]:
+    """Yield what tuples and lists in each other contain, except None."""
+    for one in nested:
+        if isinstance(one, (tuple, list)):
+            yield from _leaves(one)
+        elif one is not None:
+            yield one
