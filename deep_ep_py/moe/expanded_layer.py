@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from deep_ep_py import ops
+from deep_ep_py.moe.layer import Experts
 
 
 class ExpandedMoELayer(nn.Module):
@@ -13,8 +14,10 @@ class ExpandedMoELayer(nn.Module):
 
     Parameters
     ----------
-    gate, experts, num_experts, group
-        As in `MoELayer`. The experts have a method `on_groups`, like `Experts.on_groups`.
+    gate, num_experts, group
+        As in `MoELayer`.
+    experts : Experts
+        This rank's share, or a class derived from `Experts` that overrides `on_groups`.
     expert_alignment, num_max_tokens : int
         As in `deep_ep_py.ops.dispatch_expanded`. A grouped GEMM may demand that each expert's rows are aligned.
     """
@@ -22,7 +25,7 @@ class ExpandedMoELayer(nn.Module):
     def __init__(
         self,
         gate: nn.Module,
-        experts: nn.Module,
+        experts: Experts,
         num_experts: int,
         group: str,
         expert_alignment: int = 1,

@@ -7,6 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+_SINGLE_LAUNCH = (9, 10)
+"""Major compute capabilities for which torch has a grouped product of BF16 that is one kernel."""
+_ALIGNED = 8
+"""Elements of BF16 that torch's kernel reads at once."""
+
+
+def _without_host_wait(rows: Tensor, *sizes: int) -> bool:
+    """Return whether torch has one kernel for matrices of these sizes; its other paths read the ends on the host."""
+    return (
+        rows.is_cuda
+        and rows.dtype == torch.bfloat16
+        and rows.shape[0] > 0
+        and all(size % _ALIGNED == 0 for size in sizes)
+        and hasattr(functional, "grouped_mm")
+        and torch.cuda.get_device_capability(rows.device)[0] in _SINGLE_LAUNCH
+    )
 
 
 def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
@@ -20,6 +38,8 @@ def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
     "deep_ep::grouped_linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor ends) -> Tensor"
 )
 def _grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    if _without_host_wait(x, *weight.shape[1:]):
+        return functional.grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=ends.int())
     out = x.new_empty((x.shape[0], weight.shape[1]))
     for expert, rows in _parts(ends):
         torch.mm(x[rows], weight[expert].t(), out=out[rows])
@@ -35,6 +55,8 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     "deep_ep::grouped_outer", mutates_args=(), schema="(Tensor a, Tensor b, Tensor ends) -> Tensor"
 )
 def _grouped_outer(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    if _without_host_wait(a, a.shape[1], b.shape[1]):
+        return functional.grouped_mm(a.contiguous().t(), b.contiguous(), offs=ends.int())
     out = a.new_empty((ends.shape[0], a.shape[1], b.shape[1]))
     for expert, rows in _parts(ends):
         torch.mm(a[rows].t(), b[rows], out=out[expert])
@@ -59,7 +81,10 @@ _grouped_linear.register_autograd(_backward, setup_context=_keep)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Multiply each expert's rows by its matrix. The host reads the numbers of rows: on a GPU it waits for them.
+    """Multiply each expert's rows by its matrix.
+
+    On GPUs of compute capability 9.x and 10.x, BF16 rows are multiplied by torch's `grouped_mm` (torch 2.10 or later,
+    sizes that are multiples of 8), for which the host does not wait. Otherwise the host reads the numbers of rows.
 
     Parameters
     ----------
@@ -68,11 +93,11 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     weight : torch.Tensor
         [experts, out, in], of the same dtype.
     ends : torch.Tensor
-        int64 [experts]: end of each expert's rows.
+        Integers [experts]: end of each expert's rows.
 
     Returns
     -------
     torch.Tensor
-        [rows, out].
+        [rows, out]; uninitialized after the last expert's rows.
     """
     return _grouped_linear(x, weight, ends)

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from deep_ep_py import moe
-from deep_ep_py.moe import torch_kernels
+from deep_ep_py.moe import grouped, torch_kernels
 from deep_ep_py.moe.kernels import kernels_for
 
 pytestmark = pytest.mark.once
@@ -89,9 +90,12 @@ def test_permute_and_unpermute_have_the_gradients_of_plain_torch() -> None:
     assert not out[4].any(), "expected zeros in a row without a local expert"
 
 
-def test_grouped_linear_has_the_gradients_of_plain_torch() -> None:
+@pytest.mark.parametrize("single_launch", [False, True])
+def test_grouped_linear_has_the_gradients_of_plain_torch(single_launch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`single_launch` takes the calls that a GPU would take, which torch has for a CPU too."""
+    monkeypatch.setattr(grouped, "_without_host_wait", lambda *_: single_launch)
     ends = torch.tensor([2, 2, 7, 9])
-    given = [random(9, 6), random(4, 5, 6)]
+    given = [random(9, 16), random(4, 8, 16)]
     x, weight = (tensor.clone().requires_grad_() for tensor in given)
     out = moe.grouped_linear(x, weight, ends)
     out.sin().sum().backward()
@@ -101,6 +105,26 @@ def test_grouped_linear_has_the_gradients_of_plain_torch() -> None:
     plain.sin().sum().backward()
     for got, wanted in ((out, plain), (x.grad, plain_x.grad), (weight.grad, plain_weight.grad)):
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "capability", "expected"),
+    [
+        (torch.zeros(3, 8, dtype=torch.bfloat16), (8, 16), 9, True),
+        (torch.zeros(3, 8, dtype=torch.bfloat16), (8, 16), 10, True),
+        (torch.zeros(3, 8, dtype=torch.bfloat16), (8, 16), 8, False),
+        (torch.zeros(3, 8, dtype=torch.bfloat16), (8, 12), 9, False),
+        (torch.zeros(0, 8, dtype=torch.bfloat16), (8, 16), 9, False),
+        (torch.zeros(3, 8), (8, 16), 9, False),
+    ],
+)
+def test_when_torch_multiplies_groups_without_a_host_wait(
+    rows: Tensor, sizes: tuple[int, int], capability: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (capability, 0))
+    on_a_gpu = SimpleNamespace(is_cuda=True, dtype=rows.dtype, shape=rows.shape, device="cuda")
+    assert grouped._without_host_wait(on_a_gpu, *sizes) == expected
+    assert not grouped._without_host_wait(rows, *sizes), "on a CPU"
 
 
 def test_what_torch_checks_of_ops() -> None:
