@@ -8,6 +8,7 @@ import weakref
 
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.core import arguments
+from deep_ep_py.v2.elastic import ElasticBuffer
 
 _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary()
 _serials: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
@@ -17,7 +18,7 @@ _ROUTES_VERSION = 1
 """Increases whenever the tensors of routes change."""
 
 
-def register(buffer: Buffer, name: str | None = None) -> str:
+def register(buffer: Buffer | ElasticBuffer, name: str | None = None) -> str:
     """Register a Buffer under a name by which ops find it.
 
     A name stands for one Buffer of the whole process, whichever thread an op or its backward runs on. Ranks that are
@@ -26,7 +27,7 @@ def register(buffer: Buffer, name: str | None = None) -> str:
 
     Parameters
     ----------
-    buffer : Buffer
+    buffer : Buffer or ElasticBuffer
         The Buffer to register. It may be registered again, under the same or another name.
     name : str, optional
         Default: the name of its process group.
@@ -41,12 +42,14 @@ def register(buffer: Buffer, name: str | None = None) -> str:
     Raises
     ------
     TypeError
-        `buffer` is not a Buffer.
+        `buffer` is neither a Buffer nor an ElasticBuffer.
     ValueError
         Another live Buffer has the name, or no name is given and the group has none.
     """
+    if isinstance(buffer, ElasticBuffer):
+        buffer = buffer._buffer
     if not isinstance(buffer, Buffer):
-        raise TypeError(f"buffer={arguments.describe(buffer)}: expected a Buffer")
+        raise TypeError(f"buffer={arguments.describe(buffer)}: expected a Buffer or an ElasticBuffer")
     if name is None:
         name = getattr(buffer.group, "group_name", None)
     if not isinstance(name, str) or not name:

@@ -16,6 +16,7 @@ import torch
 import oracle
 import pretend_gpu
 from cases import BY_NAME
+from deep_ep_py import ops
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial, summed
@@ -125,6 +126,24 @@ class Step:
         assert oracle.same_bits(self.combined.combined_x, summed(trial.work, trial.received, rows, rank, ()))
 
 
+def ops_in_a_step(buffer: Any, trial: ElasticTrial) -> None:
+    """Capture the torch ops of the expanded layout, forward and backward: 4 operations, and the host reads no tensor.
+
+    Torch's own kernels run at once over the stand-in, on memory that no captured kernel has written: results are those
+    of the same ops on a CPU, elsewhere.
+    """
+    rank, inputs = buffer.rank_idx, trial.inputs
+    name, operations = ops.register(buffer, f"rank {buffer.rank_idx}"), buffer.stats()["operations"]
+    x, weights = (given[rank].clone().requires_grad_() for given in (inputs.x, inputs.topk_weights))
+    most = max(len(rows) for rows in inputs.x)
+    with watching() as kept, pretend_gpu.Graph().capture(), patch.object(torch.Tensor, "item", refuse):
+        got = ops.dispatch_expanded(x, inputs.topk_idx[rank], weights, trial.work.num_experts, name, ALIGNMENT, most)
+        rows = got.x * got.topk_weights.bfloat16().unsqueeze(1)
+        ops.combine_expanded(rows, got.routes, name).sum().backward()
+    assert kept.kept and x.grad.shape == x.shape and weights.grad.shape == weights.shape
+    assert buffer.stats()["operations"] == operations + 4
+
+
 def replays(group: Any, fabric: str, expanded: bool) -> None:
     trials = [ElasticTrial.of(BY_NAME["uniform"], ALIGNMENT, seed) for seed in (1, 2, 3)]
     buffer = trials[0].make_buffer(group, fabric, device="cuda", num_gpu_timeout_secs=20)
@@ -134,6 +153,8 @@ def replays(group: Any, fabric: str, expanded: bool) -> None:
     group.barrier()
     with patch.object(Engine, "_run", refuse), patch.object(type(buffer._engine.device), "synchronize", refuse):
         step = Step(buffer, trials[0], expanded)
+        if expanded:
+            ops_in_a_step(buffer, trials[0])
     group.barrier()
     new = {line.split()[0] for line in driver_calls()[len(before) :].splitlines() if line.strip()}
     assert "cuLaunchKernelEx" in new, new
