@@ -6,13 +6,25 @@ rank: dispatch takes its id, and rank r of R holds the r-th of R equal shares. T
 logical expert are its *replicas*.
 
 `plan` computes a `Placement` from the tokens that each logical expert has received, `logical_to_physical` applies it to
-a router's choices, and `physical_to_logical` turns the counts of a dispatch into the loads of the next plan. Weights
-are not moved here: callers load the weights that `Placement.physical_to_logical_map` lists.
+a router's choices, and `physical_to_logical` turns the counts of a dispatch into the loads of the next plan. `Move`
+brings weights, and in training optimizer state, from the ranks of one placement to those of the next; `ReplicaSums`
+sums the gradients of replicas.
 """
 
 from deep_ep_py.eplb.loads import RankLoads, physical_to_logical, rank_loads
+from deep_ep_py.eplb.moving import Move
 from deep_ep_py.eplb.placement import Placement
 from deep_ep_py.eplb.planning import plan
+from deep_ep_py.eplb.replicas import ReplicaSums
 from deep_ep_py.eplb.routing import logical_to_physical
 
-__all__ = ["Placement", "RankLoads", "logical_to_physical", "physical_to_logical", "plan", "rank_loads"]
+__all__ = [
+    "Move",
+    "Placement",
+    "RankLoads",
+    "ReplicaSums",
+    "logical_to_physical",
+    "physical_to_logical",
+    "plan",
+    "rank_loads",
+]

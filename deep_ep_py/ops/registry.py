@@ -8,7 +8,7 @@ import weakref
 
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.core import arguments
-from deep_ep_py.v2.elastic import ElasticBuffer
+from deep_ep_py.v2.elastic import ElasticBuffer, buffer_under
 
 _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary()
 _serials: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
@@ -46,10 +46,7 @@ def register(buffer: Buffer | ElasticBuffer, name: str | None = None) -> str:
     ValueError
         Another live Buffer has the name, or no name is given and the group has none.
     """
-    if isinstance(buffer, ElasticBuffer):
-        buffer = buffer._buffer
-    if not isinstance(buffer, Buffer):
-        raise TypeError(f"buffer={arguments.describe(buffer)}: expected a Buffer or an ElasticBuffer")
+    buffer = buffer_under(buffer)
     if name is None:
         name = getattr(buffer.group, "group_name", None)
     if not isinstance(name, str) or not name:

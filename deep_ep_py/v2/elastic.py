@@ -618,3 +618,12 @@ class ElasticBuffer:
 def _config(sms: Any) -> Config | None:
     """Check a number of SMs; 0 stands for none given."""
     return Config(sms) if arguments.integer("num_sms", sms, 0, arguments.MAX_BLOCKS) else None
+
+
+def buffer_under(buffer: Any) -> Buffer:
+    """Return a Buffer that a caller passes, or the one that an `ElasticBuffer` has."""
+    if isinstance(buffer, ElasticBuffer):
+        return buffer._buffer
+    if not isinstance(buffer, Buffer):
+        raise TypeError(f"buffer={arguments.describe(buffer)}: expected a Buffer or an ElasticBuffer")
+    return buffer

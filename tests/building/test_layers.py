@@ -102,7 +102,7 @@ IMPORTS = {
     "": GROUND | {"absent", "topology", "buffer", "v2"},
     "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer", "v2"},
     "moe": GROUND | {"ops"},
-    "eplb": GROUND,
+    "eplb": GROUND | {"bootstrap", "buffer", "v2"},
     "compat": GROUND | {"", "absent", "v1", "moe"},
     "bench": GROUND | {"", "jit", "bootstrap", "device", "testing", "moe"},
     "profile": GROUND | {"jit", "device", "buffer", "testing", "bench"},

@@ -1,0 +1,167 @@
+"""Moves the weights of experts from the ranks of one placement to those of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deep_ep_py.buffer import Buffer
+from deep_ep_py.eplb.exchange import ExpertRows, agree, experts_held, send
+from deep_ep_py.eplb.placement import Placement
+from deep_ep_py.v2.elastic import ElasticBuffer, buffer_under
+
+
+class Source(NamedTuple):
+    """The place that an expert's weights are copied from."""
+
+    rank: int
+    slot: int
+
+
+def choose_sources(old: list[list[int]], new: list[list[int]], ranks_per_node: int) -> list[list[Source]]:
+    """Choose, for every physical expert of a placement, a replica of an earlier one.
+
+    A rank that has held an expert copies its own. Otherwise a replica of the same node is preferred, so that the
+    fewest bytes cross the network; among those, the rank that has sent least in this step, then the lowest.
+
+    Parameters
+    ----------
+    old, new : list of list of int
+        The logical experts of each rank.
+    ranks_per_node : int
+        Number of consecutive ranks that share a node.
+
+    Returns
+    -------
+    list of list of Source
+        [experts of a rank][ranks]: in step i every rank gets its i-th expert.
+
+    Raises
+    ------
+    ValueError
+        An expert of `new` has no place in `old`.
+    """
+    places: dict[int, dict[int, int]] = {}
+    for rank, experts in enumerate(old):
+        for slot, expert in enumerate(experts):
+            places.setdefault(expert, {}).setdefault(rank, slot)
+    steps = []
+    for slot in range(len(new[0])):
+        sent, step = [0] * len(new), []
+        for rank, experts in enumerate(new):
+            held = places.get(experts[slot])
+            if held is None:
+                raise ValueError(f"new: expert {experts[slot]} is in no place of the old placement")
+            node = rank // ranks_per_node
+            source = min(held, key=lambda other: (other != rank, other // ranks_per_node != node, sent[other], other))
+            sent[source] += source != rank
+            step.append(Source(source, held[source]))
+        steps.append(step)
+    return steps
+
+
+class Move:
+    """A move of a layer's experts, one expert of each rank per step, beside a model that still uses the old weights.
+
+    The constructor, `step` and `finish` are operations of the Buffer: all ranks must make them in the same order among
+    their other calls. That also makes all ranks use the new weights from the same call on. Nothing may change the
+    given tensors until the move is complete; move what an optimizer updates between two of its steps.
+
+    Parameters
+    ----------
+    buffer : Buffer or ElasticBuffer
+        A Buffer with normal mode.
+    tensors : list of torch.Tensor
+        [experts of a rank, ...] each, contiguous, of any type, on the Buffer's device: the weights of this rank's
+        experts in the old placement, and what else belongs to an expert, such as an optimizer's moments.
+    old, new : Placement
+        The placement in use and the one to come, of the same experts; equal on all ranks.
+    layer : int, optional
+        The layer of the placements; required if they have several.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is invalid; or, on all ranks, another rank has passed an invalid one, other placements, or tensors
+        of other shapes or types.
+    DeepEPError, DeepEPTimeout
+        As `Buffer.dispatch`.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer | ElasticBuffer,
+        tensors: Sequence[Tensor],
+        old: Placement,
+        new: Placement,
+        layer: int | None = None,
+    ) -> None:
+        self._buffer = buffer_under(buffer)
+        self._steps: list[list[Source]] = []
+        self._done = 0
+
+        def check() -> list[object]:
+            ranks = self._buffer.group_size
+            held = experts_held("old", old, layer, ranks), experts_held("new", new, layer, ranks)
+            self._given = ExpertRows.of("tensors", tensors, len(held[0][0]), self._buffer.device)
+            self._steps = choose_sources(*held, self._buffer._engine.topology.ranks_per_node)
+            return [*held, self._given.described()]
+
+        agree(self._buffer, check)
+        here = len(self._steps)
+        self._moved = [given.new_empty((here, *given.shape[1:])) for given in self._given.tensors]
+
+    @property
+    def remaining(self) -> int:
+        """Number of steps that are left."""
+        return len(self._steps) - self._done
+
+    def step(self) -> int:
+        """Move the next expert of each rank.
+
+        Returns
+        -------
+        int
+            The number of steps that are left; 0: complete.
+
+        Raises
+        ------
+        ValueError
+            The move is complete.
+        DeepEPError, DeepEPTimeout
+            As `Buffer.dispatch`. The old weights are as before; once the Buffer has recovered, begin another move.
+        """
+        if not self.remaining:
+            raise ValueError("step: the move is complete, expected no further step")
+        sources, slot, rank = self._steps[self._done], self._done, self._buffer.rank
+        mine = sources[rank]
+        if any(source.rank != to for to, source in enumerate(sources)):
+            slots = sorted({source.slot for to, source in enumerate(sources) if source.rank == rank != to})
+            wanted = [[source == (rank, each) and to != rank for to, source in enumerate(sources)] for each in slots]
+            in_rank = torch.tensor(wanted, dtype=torch.bool).view(len(slots), len(sources))
+            rows = send(self._buffer, self._given.pack(slots), in_rank.repeat_interleave(self._given.rows, dim=0))
+        found = [given[mine.slot] for given in self._given.tensors] if mine.rank == rank else self._given.unpack(rows)
+        for moved, part in zip(self._moved, found, strict=True):
+            moved[slot].copy_(part)
+        self._done += 1
+        return self.remaining
+
+    def finish(self) -> list[Tensor]:
+        """Take all steps that are left.
+
+        Returns
+        -------
+        list of torch.Tensor
+            [experts of a rank, ...] each: the tensors of this rank's experts in the new placement.
+
+        Raises
+        ------
+        DeepEPError, DeepEPTimeout
+            As `step`.
+        """
+        while self.remaining:
+            self.step()
+        return self._moved
