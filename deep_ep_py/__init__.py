@@ -1,5 +1,6 @@
 """GPU-initiated communication for mixture-of-experts layers: dispatch and combine, a drop-in for `deep_ep.Buffer`."""
 
+import importlib
 from typing import Any
 
 from deep_ep_py import absent
@@ -25,6 +26,7 @@ from deep_ep_py.v2.handle import EPHandle
 
 __path__ += absent.__path__
 topk_idx_t = torch.int64
+_IMPORTED_ON_ACCESS = frozenset({"eplb", "moe", "ops", "testing"})
 _configure_logs()
 
 __all__ = [
@@ -48,4 +50,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _IMPORTED_ON_ACCESS:
+        return importlib.import_module(f"{__name__}.{name}")
     raise absent.missing("'deep_ep_py'", name)

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 import deep_ep_py
+from deep_ep_py import Config, EventHandle, EventOverlap
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "default_device"]
 
 DEVICE_VARIABLE = "DEEP_EP_DEVICE"
 

@@ -3,6 +3,6 @@
 from . import buffer as legacy
 from . import elastic
 from .buffer import Buffer
-from .elastic import ElasticBuffer
+from .elastic import ElasticBuffer, EPHandle
 
-__all__ = ["Buffer", "ElasticBuffer", "elastic", "legacy"]
+__all__ = ["Buffer", "EPHandle", "ElasticBuffer", "elastic", "legacy"]

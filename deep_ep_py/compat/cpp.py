@@ -1,4 +1,4 @@
-"""The names that callers import from DeepEP's extension, `deep_ep_cpp`."""
+"""The names that callers import from DeepEP's extension: `deep_ep_cpp`, in V2 `deep_ep._C`."""
 
 import deep_ep_py
 from deep_ep_py import Config, EventHandle, topk_idx_t

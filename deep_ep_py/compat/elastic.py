@@ -1,4 +1,4 @@
-"""`deep_ep.ElasticBuffer`: deep_ep_py's, on a GPU if there is one."""
+"""`deep_ep.ElasticBuffer`: deep_ep_py's, on a GPU if there is one; and what callers import beside it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 import deep_ep_py
+from deep_ep_py import EPHandle, EventHandle, EventOverlap
 
 from .buffer import default_device
+
+__all__ = ["EPHandle", "ElasticBuffer", "EventHandle", "EventOverlap"]
 
 
 class ElasticBuffer(deep_ep_py.ElasticBuffer):

@@ -7,6 +7,7 @@ import sys
 
 _MODULES = {
     "deep_ep": "deep_ep_py.compat",
+    "deep_ep._C": "deep_ep_py.compat.cpp",
     "deep_ep.buffer": "deep_ep_py.compat.buffer",
     "deep_ep.buffers": "deep_ep_py.compat.buffers",
     "deep_ep.buffers.elastic": "deep_ep_py.compat.elastic",

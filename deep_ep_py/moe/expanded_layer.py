@@ -5,12 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from deep_ep_py import ops
-from deep_ep_py.moe.layer import Experts
+from deep_ep_py.moe.layer import Experts, check_share
 
 
 class ExpandedMoELayer(nn.Module):
-    """Like `MoELayer`, over `deep_ep_py.ops.dispatch_expanded`: choices of one rank share a row on the way, and are
-    copied to their experts and summed again there.
+    """Like `MoELayer`, over `deep_ep_py.ops.dispatch_expanded`.
+
+    A token's row travels once to each rank. There it is copied to each chosen expert, and the results are summed before
+    they return.
 
     Parameters
     ----------
@@ -20,6 +22,11 @@ class ExpandedMoELayer(nn.Module):
         This rank's share, or a class derived from `Experts` that overrides `on_groups`.
     expert_alignment, num_max_tokens : int
         As in `deep_ep_py.ops.dispatch_expanded`. A grouped GEMM may demand that each expert's rows are aligned.
+
+    Raises
+    ------
+    ValueError
+        As `MoELayer`.
     """
 
     def __init__(
@@ -32,6 +39,7 @@ class ExpandedMoELayer(nn.Module):
         num_max_tokens: int = 0,
     ) -> None:
         super().__init__()
+        check_share(experts, num_experts, group)
         self.gate, self.experts = gate, experts
         self.num_experts, self.group = num_experts, group
         self.expert_alignment, self.num_max_tokens = expert_alignment, num_max_tokens

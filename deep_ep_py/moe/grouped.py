@@ -99,5 +99,12 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     -------
     torch.Tensor
         [rows, out]; uninitialized after the last expert's rows.
+
+    Raises
+    ------
+    ValueError
+        `ends` has another number of experts than `weight`.
     """
+    if ends.shape[0] != weight.shape[0]:
+        raise ValueError(f"ends: {ends.shape[0]} experts, expected {weight.shape[0]} as weight has")
     return _grouped_linear(x, weight, ends)

@@ -10,6 +10,7 @@ from deep_ep_py import ops
 from deep_ep_py.core.arguments import MAX_EXPERTS
 from deep_ep_py.moe.grouped import grouped_linear
 from deep_ep_py.moe.permute import permute, sort_by_expert, unpermute
+from deep_ep_py.ops.registry import buffer_of
 
 
 class Gate(nn.Module):
@@ -115,6 +116,16 @@ class Experts(nn.Module):
         return grouped_linear(functional.silu(gate) * up, self.down, ends)
 
 
+def check_share(experts: nn.Module, num_experts: int, group: str) -> None:
+    """Check that experts are a rank's share of a layer's: others would be left out without an error."""
+    ranks = buffer_of(group).group_size
+    if isinstance(experts, Experts) and experts.down.shape[0] * ranks != num_experts:
+        raise ValueError(
+            f"experts: {experts.down.shape[0]} experts, expected {num_experts / ranks:g}, this rank's share of "
+            f"num_experts={num_experts} on {ranks} ranks"
+        )
+
+
 class MoELayer(nn.Module):
     """A mixture-of-experts layer in which every rank has its own tokens and its own share of the experts.
 
@@ -134,12 +145,18 @@ class MoELayer(nn.Module):
         The name of the Buffer, from `deep_ep_py.ops.register`. One Buffer serves all layers of a model.
     num_worst_tokens : int
         As in `deep_ep_py.ops.dispatch`.
+
+    Raises
+    ------
+    ValueError
+        `experts` has another number of experts than a rank's share, or `group` is not registered.
     """
 
     def __init__(
         self, gate: nn.Module, experts: nn.Module, num_experts: int, group: str, num_worst_tokens: int = 0
     ) -> None:
         super().__init__()
+        check_share(experts, num_experts, group)
         self.gate, self.experts = gate, experts
         self.num_experts, self.group, self.num_worst_tokens = num_experts, group, num_worst_tokens
 

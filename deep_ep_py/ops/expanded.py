@@ -19,7 +19,7 @@ from deep_ep_py.ops.expanded_routes import (
     to_expanded_routes,
     tokens_of,
 )
-from deep_ep_py.ops.library import as_rows
+from deep_ep_py.ops.library import as_rows, check_rows
 from deep_ep_py.ops.registry import buffer_of
 from deep_ep_py.v2.dispatching import Routed, dispatch_anew, most_expanded_rows
 
@@ -34,8 +34,8 @@ class ExpandedRows(NamedTuple):
     topk_weights : torch.Tensor
         float32 [rows]: the weight of each row's choice, 0 where there is none. Differentiable.
     ends : torch.Tensor
-        int32 [local experts]: where each expert's rows end. They begin at a multiple of the alignment: expert 0's at 0,
-        the next one's at the first multiple that is not before this end.
+        int32 [local experts]: where each expert's rows end. Each expert's rows begin where the previous one's end,
+        rounded up to a multiple of the alignment; expert 0's at 0.
     routes : list of torch.Tensor
         Opaque; for `combine_expanded`. Their memory is released with them.
     """
@@ -128,7 +128,10 @@ def _dispatch(
     group: str,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     buffer = buffer_of(group)
+    check_rows("x", x, buffer)
     host_waits = integer("num_max_tokens", num_max_tokens, 0, MAX_TOKENS) == 0
+    if not host_waits and x.shape[0] > num_max_tokens:
+        raise ValueError(f"x: {x.shape[0]} tokens, expected at most num_max_tokens={num_max_tokens}")
     buffer.check()
     given = Routed(
         x=as_rows(x),

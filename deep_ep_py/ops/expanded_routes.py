@@ -12,7 +12,7 @@ from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.normal.counted import Choices
 from deep_ep_py.modes.normal.expanded import Expanded
 from deep_ep_py.modes.normal.handles import DispatchHandle
-from deep_ep_py.ops.routes import empty_routes, to_handle, to_routes
+from deep_ep_py.ops.routes import empty_routes, routes_of_rows, to_handle, to_routes
 from deep_ep_py.v2.handle import EPHandle
 
 _NUMBERS_OF_LAYOUT = 4
@@ -83,8 +83,11 @@ def from_expanded_routes(buffer: Buffer, routes: list[torch.Tensor]) -> Expanded
     TypeError, ValueError
         `dispatch_expanded` of this Buffer did not return them.
     """
-    if len(routes) <= _OF_LAYOUT:
-        raise ValueError(f"routes=a list of {len(routes)}: expected the tensors that dispatch_expanded returned")
+    count = routes_of_rows(buffer) + _OF_LAYOUT
+    if len(routes) != count:
+        raise ValueError(
+            f"routes=a list of {len(routes)}: expected the {count} tensors that dispatch_expanded returned"
+        )
     rows, (numbers, slots, expert_rows, received, topk_idx) = routes[:-_OF_LAYOUT], routes[-_OF_LAYOUT:]
     handle = to_handle(buffer, rows)
     names = [f"routes[{index}]" for index in range(len(rows), len(routes))]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_ep_py.core.arguments import ROW_ALIGNMENT
+from deep_ep_py.buffer import Buffer
+from deep_ep_py.core.arguments import ROW_ALIGNMENT, describe
 from deep_ep_py.ops.registry import buffer_of
 from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, tokens_of, zero_padding
 
@@ -17,6 +18,12 @@ def as_rows(x: Tensor) -> Tensor:
     if x.is_contiguous() and x.data_ptr() % ROW_ALIGNMENT == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def check_rows(name: str, x: Tensor, buffer: Buffer) -> None:
+    """Check that rows are of the type that combine returns, which otherwise fails only after the experts' work."""
+    if x.dtype != torch.bfloat16 or x.dim() != 2 or x.device != buffer.device:
+        raise TypeError(f"{name}={describe(x)}: expected bfloat16 [tokens, hidden] on {buffer.device}")
 
 
 # --- dispatch -------------------------------------------------------------------------------------------------
@@ -33,6 +40,7 @@ def dispatch(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Send tokens to the ranks of their experts."""
     buffer = buffer_of(group)
+    check_rows("x", x, buffer)
     topk_idx = topk_idx.contiguous()
     per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
     recv_x, recv_topk_idx, recv_topk_weights, _, handle, _ = buffer.dispatch(

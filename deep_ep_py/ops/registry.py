@@ -47,6 +47,8 @@ def register(buffer: Buffer | ElasticBuffer, name: str | None = None) -> str:
         Another live Buffer has the name, or no name is given and the group has none.
     """
     buffer = buffer_under(buffer)
+    if buffer.runtime is None:
+        raise ValueError("buffer: it has been destroyed, expected one that is in use")
     if name is None:
         name = getattr(buffer.group, "group_name", None)
     if not isinstance(name, str) or not name:
@@ -74,7 +76,7 @@ def buffer_of(group: str) -> Buffer:
     ValueError
         There is none, or it no longer exists.
     """
-    buffer = _buffers.get(group)
+    buffer = _buffers.get(group) if isinstance(group, str) else None
     if buffer is None:
         known = ", ".join(sorted(repr(name) for name in _buffers)) or "none"
         raise ValueError(

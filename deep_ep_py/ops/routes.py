@@ -68,6 +68,12 @@ def rows_of(routes: list[torch.Tensor]) -> int:
     return routes[-1].shape[0]
 
 
+def routes_of_rows(buffer: Buffer) -> int:
+    """Return how many tensors `to_routes` returns."""
+    topology = buffer._engine.topology
+    return _PLAN + len(way_of(topology).shapes(topology, 0)) + 1
+
+
 def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
     """Return the handle that the routes were made from.
 
@@ -78,10 +84,10 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
     """
     topology = buffer._engine.topology
     way = way_of(topology)
-    shapes: list[tuple[int | None, ...]] = list(way.shapes(topology, 0).values())
-    count = _PLAN + len(shapes) + 1
+    count = routes_of_rows(buffer)
     if len(routes) != count:
         raise ValueError(f"routes=a list of {len(routes)}: expected the {count} tensors that a dispatch op returned")
+    shapes: list[tuple[int | None, ...]]
     shapes = [*way.shapes(topology, tokens_of(routes)).values(), way.sources(rows_of(routes))]
     numbers = tensor("routes[0]", routes[_NUMBERS], torch.int64, (_NUMBERS_OF_ROUTES,), torch.device("cpu"))
     for index, shape in enumerate(shapes, _PLAN):

@@ -36,5 +36,6 @@ def barrier(engine: Engine) -> None:
         is_token_in_rank=torch.empty((0, ranks), dtype=torch.bool, device=where),
         num_tokens_per_expert=counts,
         num_worst_tokens=1,
+        called="barrier",
     )
     PendingDispatch.begin(engine, given).finish()

@@ -54,7 +54,9 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
     alignment = arguments.integer(
         "expert_alignment", 1 if given.alignment is None else given.alignment, 1, _MOST_ALIGNMENT
     )
-    max_tokens = default_max_tokens if given.max_tokens is None else given.max_tokens
+    max_tokens = (default_max_tokens or None) if given.max_tokens is None else given.max_tokens
+    if max_tokens is None:
+        raise ValueError("num_max_tokens_per_rank=None: expected a number here, or one given to the constructor")
     arguments.integer("num_max_tokens_per_rank", max_tokens, 1, arguments.MAX_TOKENS)
     tokens = Rows.of("x", given.x, device.torch_device).x.shape[0]
     if tokens > max_tokens:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from deep_ep_py.v2.barrier import barrier
 from deep_ep_py.v2.barrier import prepare as prepare_barrier
 from deep_ep_py.v2.dispatching import Routed, dispatch_again, dispatch_anew
 from deep_ep_py.v2.handle import EPHandle, check_handle
+from deep_ep_py.v2.over import OverBuffer
 from deep_ep_py.v2.sizes import ALIGNMENT, Settings, transit_of
 from deep_ep_py.v2.streams import streams
 from deep_ep_py.v2.traffic import Bandwidths, Domains, num_sms
@@ -29,10 +29,21 @@ from deep_ep_py.v2.traffic import Bandwidths, Domains, num_sms
 _QPS_FORWARDED, _QPS_DIRECT = 129, 17
 """Queue pairs that V2 allocates by default, with and without forwarding in nodes."""
 _QPS_PER_SM, _MOST_QPS_DIRECT = 16, 9
+_SIZED = "which num_bytes, or num_max_tokens_per_rank and hidden, determine"
+_REFUSED = {
+    "enable_shrink": "since these calls mask no ranks",
+    "low_latency_mode": "since ElasticBuffer has no low-latency calls",
+    "num_nvl_bytes": _SIZED,
+    "num_rdma_bytes": _SIZED,
+    "first_arena_bytes": _SIZED,
+    "num_qps_per_rank": "which num_allocated_qps determines",
+    "timeout": "which num_gpu_timeout_secs determines",
+}
+"""Arguments of `deep_ep_py.Buffer` that `ElasticBuffer` does not take, and why."""
 _NVLINK_GBS = {8: 300.0, 9: 450.0, 10: 900.0}
 """NVLink bandwidth of a GPU per direction, by the major number of its compute capability, as NVIDIA publishes it."""
 _NOT_OFFERED = {
-    "engram_": "Engram (remote fetches from CPU memory)",
+    "engram_": "Engram's remote fetches from CPU memory",
     "pp_": "pipeline-parallel send and receive",
     "agrs_": "all-gather and reduce-scatter",
     "create_agrs_": "all-gather and reduce-scatter",
@@ -41,7 +52,7 @@ _NOT_OFFERED = {
 }
 
 
-class ElasticBuffer:
+class ElasticBuffer(OverBuffer):
     """Expert-parallel communication among the ranks of a group, with the interface of DeepEP V2.
 
     Signatures and return values are those of DeepEP's `deep_ep.ElasticBuffer`. A process may have Buffers of both
@@ -56,12 +67,12 @@ class ElasticBuffer:
         The ranks. Under `deep_ep_py.testing.run_ranks`, the group that it passes to each rank.
     num_bytes : int, optional
         Bytes of memory that peers access: for rows in transit, and for outputs from the start. A multiple of 2 MiB. If
-        all outputs alive need more, the memory grows where the host waits for counts; otherwise their rows go in
-        rounds (`stats`). Default: `get_buffer_size_hint` for the sizes below.
+        all outputs alive need more, the memory grows: on a CPU always, on a GPU where the host waits for counts.
+        Otherwise rows go in rounds (`stats`). Default: `get_buffer_size_hint` for the sizes below.
     num_cpu_bytes : int
         Must be 0: Engram is not offered.
     num_max_tokens_per_rank : int
-        Most tokens of a rank, for dispatches that do not say.
+        Maximum number of tokens per rank: the default for dispatches that do not specify one.
     hidden, num_topk, use_fp8_dispatch
         Elements of a token, experts per token (0: up to 32), and whether rows are FP8. They determine `num_bytes`.
     deterministic : bool
@@ -84,7 +95,8 @@ class ElasticBuffer:
     device : torch.device or str, optional
         Where tensors live. Default: the CPU.
     **options
-        Other keyword arguments of `deep_ep_py.Buffer`.
+        Other keyword arguments of `deep_ep_py.Buffer`, but for `enable_shrink`, `low_latency_mode` and those that are
+        computed from the arguments above: sizes in bytes, `num_qps_per_rank` and `timeout`.
 
     Attributes
     ----------
@@ -146,8 +158,11 @@ class ElasticBuffer:
             arguments.seconds("num_gpu_timeout_secs", num_gpu_timeout_secs)
             if arguments.integer("num_cpu_bytes", num_cpu_bytes, 0, arguments.MAX_BYTES):
                 raise ValueError(f"num_cpu_bytes={num_cpu_bytes}: expected 0, since Engram is not offered")
-            if options.get("enable_shrink"):
-                raise ValueError("enable_shrink=True: expected False, since these calls mask no ranks")
+            for name, reason in _REFUSED.items():
+                if options.get(name):
+                    raise ValueError(f"{name}={arguments.describe(options[name])}: expected none, {reason}")
+            if not allow_hybrid_mode and options.get("hops", 1) != 1:
+                raise ValueError(f"hops={options['hops']}: expected 1 or none with allow_hybrid_mode=False")
             settings = None
             if hidden or num_bytes is None:
                 settings = Settings(bootstrap.size, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check()
@@ -193,8 +208,10 @@ class ElasticBuffer:
     if not TYPE_CHECKING:  # to a type checker, this would make every name an attribute
 
         def __getattr__(self, name: str) -> Any:
-            what = next((what for prefix, what in _NOT_OFFERED.items() if name.startswith(prefix)), None)
-            reason = "" if what is None else f": {what} is not offered"
+            what = next(
+                (what for prefix, what in _NOT_OFFERED.items() if name.removeprefix("get_").startswith(prefix)), None
+            )
+            reason = "" if what is None else f": not offered are {what}"
             raise AttributeError(f"'ElasticBuffer' object has no attribute {name!r}{reason}", name=name, obj=self)
 
     # --- sizes ------------------------------------------------------------------------------------------------
@@ -234,6 +251,8 @@ class ElasticBuffer:
             The message names the argument.
         """
         del allow_hybrid_mode, allow_multiple_reduction
+        if not callable(getattr(group, "size", None)):
+            raise TypeError(f"group={arguments.describe(group)}: expected a process group")
         return Settings(group.size(), num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check().bytes
 
     def get_physical_domain_size(self) -> tuple[int, int]:
@@ -544,8 +563,8 @@ class ElasticBuffer:
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Wait until all ranks have called this and all that each has queued before on its device has ended.
 
-        It is an operation, and counts as a dispatch in `stats`. On a GPU the current stream waits, unless
-        `with_cpu_sync`; on a CPU the caller.
+        It is an operation: in `stats`, and in the text of a timeout, a dispatch. On a GPU the current stream waits,
+        unless `with_cpu_sync`; on a CPU the caller.
 
         Parameters
         ----------
@@ -567,52 +586,6 @@ class ElasticBuffer:
         if waits:
             self._engine.device.synchronize()
             self._engine.check_usable()
-
-    def get_comm_stream(self) -> Any:
-        """Return the stream on which kernels run; raise RuntimeError on a CPU, which has none."""
-        return self._buffer.get_comm_stream()
-
-    # --- life -------------------------------------------------------------------------------------------------
-
-    @property
-    def runtime(self) -> Any:
-        """The native runtime, as `deep_ep_py.Buffer.runtime`; None once the Buffer is destroyed."""
-        return self._buffer.runtime
-
-    @property
-    def device(self) -> torch.device:
-        """Where tensors live."""
-        return self._buffer.device
-
-    @property
-    def group(self) -> Any:
-        """The process group; None once the Buffer is destroyed."""
-        return self._buffer.group
-
-    def stats(self) -> dict[str, int]:
-        """Return counts of the operations of this Buffer: see `deep_ep_py.Buffer.stats`."""
-        return self._buffer.stats()
-
-    def check(self) -> None:
-        """Raise the failure of an earlier operation that no call has raised yet: see `deep_ep_py.Buffer.check`."""
-        self._buffer.check()
-
-    def recover(self, mask: Any = (), timeout: float | None = None) -> None:
-        """Make the Buffer usable again after a failure: see `deep_ep_py.Buffer.recover`."""
-        self._buffer.recover(mask, timeout)
-
-    def destroy(self) -> None:
-        """Release everything that the Buffer holds, including the process group. Not collective; outputs stay valid."""
-        self._buffer.destroy()
-
-    def __enter__(self) -> ElasticBuffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Destroy the Buffer; after an exception, notify the other ranks first."""
-        self._buffer.__exit__(kind, value, traceback)
 
 
 def _config(sms: Any) -> Config | None:

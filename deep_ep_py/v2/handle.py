@@ -90,7 +90,7 @@ class EPHandle:
     def __repr__(self) -> str:
         layout = f"expanded to {self.num_expanded_tokens} rows" if self.do_expand else "not expanded"
         return (
-            f"EPHandle(tokens={self.topk_idx.shape[0]}, rows={self.num_recv_tokens}, {layout}, "
+            f"EPHandle(tokens={self._ids[0][0]}, rows={self.num_recv_tokens}, {layout}, "
             f"experts={self.num_experts}, rank={self.dispatched.owner.rank} of {self.dispatched.owner.ranks})"
         )
 

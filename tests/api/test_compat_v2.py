@@ -49,6 +49,21 @@ def test_what_is_imported(module: str, names: str) -> None:
     assert envs.get_logical_domain_size is deep_ep_py.get_logical_domain_size
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("buffers", "Buffer ElasticBuffer EPHandle"),
+        ("buffers.elastic", "ElasticBuffer EPHandle EventHandle EventOverlap"),
+        ("buffers.legacy", "Buffer Config EventHandle EventOverlap"),
+        ("_C", "Config EventHandle topk_idx_t"),
+    ],
+)
+def test_where_v2_keeps_its_names(module: str, names: str) -> None:
+    with deep_ep_names():
+        package, there = importlib.import_module("deep_ep"), importlib.import_module(f"deep_ep.{module}")
+        assert all(getattr(there, name) is getattr(package, name) for name in names.split())
+
+
 # --- math -----------------------------------------------------------------------------------------------------------
 
 

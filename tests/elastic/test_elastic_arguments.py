@@ -37,7 +37,14 @@ def alone(**options: Any) -> deep_ep.ElasticBuffer:
         ({"num_bytes": 4 * MIB, "num_cpu_bytes": 2 * MIB}, "num_cpu_bytes=2097152: expected 0, since Engram"),
         ({"num_bytes": 4 * MIB, "allow_hybrid_mode": 2}, "allow_hybrid_mode=2: expected a bool"),
         ({"num_bytes": 4 * MIB, "num_gpu_timeout_secs": 0}, "num_gpu_timeout_secs=0: expected more than 0"),
-        ({"num_bytes": 4 * MIB, "enable_shrink": True, "low_latency_mode": True}, "enable_shrink=True: expected False"),
+        (
+            {"num_bytes": 4 * MIB, "enable_shrink": True, "low_latency_mode": True},
+            "enable_shrink=True: expected none, since",
+        ),
+        ({"num_bytes": 4 * MIB, "low_latency_mode": True}, "low_latency_mode=True: expected none, since"),
+        ({"num_bytes": 4 * MIB, "timeout": 5}, "timeout=5: expected none, which num_gpu_timeout_secs determines"),
+        ({"num_bytes": 4 * MIB, "num_nvl_bytes": MIB}, "num_nvl_bytes=1048576: expected none, which num_bytes"),
+        ({"num_bytes": 4 * MIB, "hops": 2, "allow_hybrid_mode": False}, "hops=2: expected 1 or none"),
     ],
 )
 def test_constructor(options: dict[str, Any], why: str) -> None:
@@ -200,9 +207,10 @@ def test_different_settings_on_ranks_are_told() -> None:
 def test_what_is_not_offered_says_so() -> None:
     buffer = alone(num_bytes=4 * MIB)
     for name, what in (("engram_write", "Engram"), ("pp_send", "pipeline"), ("agrs_set_config", "all-gather"),
-                       ("all_gather", "all-gather"), ("create_agrs_session", "all-gather")):  # fmt: skip
+                       ("all_gather", "all-gather"), ("create_agrs_session", "all-gather"),
+                       ("get_engram_storage_size_hint", "Engram"), ("get_pp_size_hint", "pipeline")):  # fmt: skip
         assert not hasattr(buffer, name)
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}': {what}.* not offered"):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}': not offered are {what}"):
             getattr(buffer, name)
     with pytest.raises(AttributeError, match="has no attribute 'dispatsch'$"):
         buffer.dispatsch  # noqa: B018

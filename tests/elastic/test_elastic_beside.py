@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +36,26 @@ def test_both_interfaces_in_one_process() -> None:
     under_schedules(4, on_each_rank)
 
 
-@pytest.mark.once
+def test_life_and_diagnostics_are_the_buffers(tmp_path: Path) -> None:
+    trial = ElasticTrial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, "peer") as buffer:
+            rank, inputs = buffer.rank_idx, trial.inputs
+            with buffer.timeout_of(20), buffer.trace(tmp_path / "step.json"):
+                handle = buffer.dispatch(
+                    inputs.x[rank], inputs.topk_idx[rank], num_experts=trial.work.num_experts
+                ).handle
+            assert buffer.paths == ("peer",) * group.size() and buffer.lost_ranks() == []
+            assert buffer.network_counters() == buffer.network_trace() == []
+            handle.topk_idx = None
+            assert f"EPHandle(tokens={len(inputs.x[rank])}" in repr(handle)
+            group.barrier()  # a rank that has left is a lost one
+
+    run_ranks(trial.case.ranks, on_each_rank)
+    assert len(list(tmp_path.glob("step*.json"))) == trial.case.ranks
+
+
 def test_size_hint() -> None:
     """It is what the Buffer shares: enough for an output of all tokens of all ranks."""
 

@@ -157,6 +157,29 @@ def test_routes_that_are_not_this_ops() -> None:
                 ops.combine_expanded(got.x, routes, name)
         with pytest.raises(ValueError, match="expert_alignment=0"):
             ops.dispatch_expanded(work.x[0], work.topk_idx[0], work.topk_weights[0], 4, name, 0)
+        with pytest.raises(ValueError, match="list of 7: expected the 12 tensors that dispatch_expanded returned"):
+            ops.combine_expanded(got.x, plain.routes, name)
+        with pytest.raises(ValueError, match="4 tokens, expected at most num_max_tokens=3"):
+            ops.dispatch_expanded(work.x[0], work.topk_idx[0], work.topk_weights[0], 4, name, 1, 3)
+        for other in (work.x[0].half(), work.x[0].float()):
+            for dispatch in (ops.dispatch, ops.dispatch_expanded):
+                with pytest.raises(TypeError, match=r"x=.*expected bfloat16 \[tokens, hidden\] on cpu"):
+                    dispatch(other, work.topk_idx[0], work.topk_weights[0], 4, name)
+        buffer.destroy()
+        with pytest.raises(ValueError, match="buffer: it has been destroyed"):
+            ops.register(buffer)
+
+    run_ranks(1, on_each_rank)
+
+
+@pytest.mark.once
+def test_a_number_of_tokens_that_cannot_be() -> None:
+    case = Case("alone", ranks=1, tokens=4, hidden=16, topk=2, experts=4)
+    work = build(case)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, case, "peer")
+        name = ops.register(buffer)
         with pytest.raises(ValueError, match="num_max_tokens=-1"):
             ops.dispatch_expanded(work.x[0], work.topk_idx[0], work.topk_weights[0], 4, name, 1, -1)
         assert isinstance(buffer, deep_ep.Buffer)

@@ -17,6 +17,7 @@ from builds import LONG
 from cases import AMPLE, Case
 from deep_ep_py import moe, ops
 from deep_ep_py.examples.train_model import OneProcessMoE
+from deep_ep_py.testing import run_ranks
 from harness import make_buffer, under_schedules
 from launches import torchrun
 
@@ -103,6 +104,24 @@ def test_a_layer_that_is_computed_again_for_its_backward() -> None:
         assert grown == {"dispatches": 2, "cached_dispatches": 1, "combines": 3}
 
     under_schedules(ranks, on_each_rank, count=1)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", [moe.MoELayer, moe.ExpandedMoELayer])
+def test_experts_that_are_not_a_ranks_share(kind: type[nn.Module]) -> None:
+    case = Case("layer", 2, (1, 1), hidden=HIDDEN, topk=TOPK, experts=EXPERTS, num_nvl_bytes=AMPLE)
+
+    def on_each_rank(group: Any) -> None:
+        name = ops.register(buffer := make_buffer(group, case, "peer"))
+        for count in (3, 5):
+            with pytest.raises(ValueError, match=f"experts: {count} experts, expected 4, this rank's share"):
+                kind(gate(), moe.Experts(0, count, HIDDEN, INTERMEDIATE), EXPERTS, name)
+        with pytest.raises(ValueError, match="group=.*expected the name of a live Buffer"):
+            kind(gate(), moe.Experts(0, 4, HIDDEN, INTERMEDIATE), EXPERTS, buffer)
+
+    run_ranks(2, on_each_rank)
+    with pytest.raises(ValueError, match="ends: 3 experts, expected 2 as weight has"):
+        moe.grouped_linear(torch.zeros(1, 4), torch.zeros(2, 4, 4), torch.tensor([0, 0, 1]))
 
 
 def test_experts_are_the_same_wherever_they_are_held() -> None:

@@ -91,6 +91,8 @@ class DispatchArguments:
     """The layout of the outputs; None: one row per token, scales row by row."""
     before: tuple[torch.Tensor | None, ...] = ()
     """Tensors of kernels launched before, which may still use them."""
+    called: str = "dispatch"
+    """What the caller has called, for messages and logs."""
 
 
 @dataclass
@@ -141,7 +143,7 @@ class PendingDispatch(_Pending):
         received = given.counts or ReceivedCounts()
         tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
         tensors = (*tensors, *received.tensors(), *given.before)
-        with engine.opening("dispatch", *tensors) as operation:
+        with engine.opening(given.called, *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             engine.growth.announce(engine.runtime, host_waits=not given.num_worst_tokens)
             call = plan.calls.notify(
