@@ -12,7 +12,9 @@ constexpr u32 kLaps = 3, kChoices = 4, kAlignment = 4, kScales = 3, kHere = kExp
 
 // Some tokens name several experts of a rank, not beside each other, and some name none.
 inline i64 choice(u32 lap, u32 rank, u32 token, u32 k) {
-    const u32 number = (lap * 7 + rank * 5 + token * 11 + k * k * 3) % 9;
+    u32 mixed = (lap * 7 + rank * 5 + token * 11 + k * 97 + 1) * 2654435761u;
+    mixed = (mixed ^ mixed >> 15) * 2246822519u;
+    const u32 number = (mixed ^ mixed >> 13) % 9;
     if (number >= kExperts) return -1;
     for (u32 before = 0; before < k; ++before) {
         if (choice(lap, rank, token, before) == static_cast<i64>(number)) return -1;  // distinct
