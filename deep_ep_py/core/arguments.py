@@ -25,6 +25,7 @@ MAX_ROWS = 2**31 - 1
 """Per rank: rows are counted in 32 bits."""
 MAX_TOKENS = MAX_ROWS // MAX_RANKS
 MAX_ROW_BYTES = 1 << 24
+MAX_ALIGNMENT = 1 << 20
 MAX_BLOCKS = 256
 """All thread blocks of a kernel are resident at once."""
 MAX_BYTES = 1 << 44

@@ -136,10 +136,10 @@ def agree(buffer: Buffer, check: Callable[[], list[Any]]) -> None:
     if failed is None:
         digest = hashlib.blake2b(repr(described).encode(), digest_size=_DIGEST_BYTES).digest()
     row = torch.tensor(list(digest), dtype=torch.uint8, device=buffer.device).view(1, -1)
-    everyones = send(buffer, row, torch.ones((1, buffer.group_size), dtype=torch.bool)).cpu()
+    gathered = send(buffer, row, torch.ones((1, buffer.group_size), dtype=torch.bool)).cpu()
     if failed is not None:
         raise failed
-    others = [bytes(row.tolist()) for row in everyones]
+    others = [bytes(row.tolist()) for row in gathered]
     if _INVALID in others:
         refused = [rank for rank, other in enumerate(others) if other == _INVALID]
         raise ValueError(f"ranks {refused} have refused their arguments: expected valid ones on all ranks")

@@ -11,6 +11,7 @@ from torch import Tensor
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.eplb.exchange import ExpertRows, agree, experts_held, send
 from deep_ep_py.eplb.placement import Placement
+from deep_ep_py.v2.barrier import barrier
 from deep_ep_py.v2.elastic import ElasticBuffer, buffer_under
 
 
@@ -150,7 +151,7 @@ class Move:
         return self.remaining
 
     def finish(self) -> list[Tensor]:
-        """Take all steps that are left.
+        """Take all steps that are left, and wait on the host until the weights have arrived on all ranks.
 
         Returns
         -------
@@ -164,4 +165,14 @@ class Move:
         """
         while self.remaining:
             self.step()
+        # On a GPU a step may fail after it has returned. A rank comes to the barrier only if none of its own have
+        # failed, so that no rank uses the new weights while another must keep the old ones.
+        self._settle()
+        barrier(self._buffer._engine)
+        self._settle()
         return self._moved
+
+    def _settle(self) -> None:
+        """Wait for all kernels, and raise if one has failed."""
+        self._buffer._engine.device.synchronize()
+        self._buffer._engine.check_usable()

@@ -17,8 +17,8 @@ def plan(
 ) -> Placement:
     """Place the replicas of all experts on ranks so that the ranks get equally many tokens.
 
-    The method is that of DeepSeek's Expert Parallelism Load Balancer (https://github.com/deepseek-ai/EPLB), and so are
-    the results. Layers are planned independently, in three steps:
+    The method is that of DeepSeek's Expert Parallelism Load Balancer (the repository deepseek-ai/EPLB), and so are the
+    results. Layers are planned independently, in three steps:
 
     1. Groups of experts are packed onto nodes, as evenly as their loads allow. A router that limits the groups of a
        token then limits the nodes to which its rows go.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -42,9 +44,7 @@ class ReplicaSums:
             return list(self._held)
 
         agree(self._buffer, check)
-        replicas: dict[int, int] = {}
-        for expert in (expert for experts in self._held for expert in experts):
-            replicas[expert] = replicas.get(expert, 0) + 1
+        replicas = Counter(chain.from_iterable(self._held))
         self._several = {expert for expert, count in replicas.items() if count > 1}
 
     @torch.no_grad()
@@ -65,7 +65,8 @@ class ReplicaSums:
         TypeError, ValueError
             An argument is invalid.
         DeepEPError, DeepEPTimeout
-            As `Buffer.dispatch`. The tensors are as before.
+            As `Buffer.dispatch`. On a GPU the next call may raise a failure, and the sums are then wrong.
+            If this call raises it, the tensors are as before.
         """
         rank = self._buffer.rank
         mine = self._held[rank]

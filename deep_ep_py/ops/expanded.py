@@ -21,7 +21,7 @@ from deep_ep_py.ops.expanded_routes import (
 )
 from deep_ep_py.ops.library import as_rows, check_rows
 from deep_ep_py.ops.registry import buffer_of
-from deep_ep_py.v2.dispatching import Routed, dispatch_anew, most_expanded_rows
+from deep_ep_py.v2.dispatching import Routed, dispatch_anew, max_expanded_rows
 
 
 class ExpandedRows(NamedTuple):
@@ -165,7 +165,7 @@ def _(
     local = num_experts // buffer.group_size
     if num_max_tokens:
         received: Any = buffer.group_size * num_max_tokens
-        rows: Any = most_expanded_rows(received, topk_idx.shape[1], local, expert_alignment)
+        rows: Any = max_expanded_rows(received, topk_idx.shape[1], local, expert_alignment)
     else:
         received, rows = context.new_dynamic_size(), context.new_dynamic_size()
     return (

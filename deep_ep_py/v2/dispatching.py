@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from deep_ep_py.core.config import Config
     from deep_ep_py.session.engine import Engine
 
-_MOST_ALIGNMENT = 1 << 20
-
 
 @dataclass(frozen=True)
 class Routed:
@@ -52,7 +50,7 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
             raise ValueError(f"{name}=None: expected a value, or a handle")
     experts = arguments.experts(given.num_experts, ranks)
     alignment = arguments.integer(
-        "expert_alignment", 1 if given.alignment is None else given.alignment, 1, _MOST_ALIGNMENT
+        "expert_alignment", 1 if given.alignment is None else given.alignment, 1, arguments.MAX_ALIGNMENT
     )
     max_tokens = (default_max_tokens or None) if given.max_tokens is None else given.max_tokens
     if max_tokens is None:
@@ -70,12 +68,12 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
     if host_waits and device.capturing():
         raise ValueError("do_cpu_sync=True: expected False during graph capture, since sizes cannot depend on counts")
 
-    most = ranks * max_tokens
-    most_expanded = most_expanded_rows(most, topk, here, alignment)
-    if not host_waits and max(most, most_expanded if given.expands else 0) > arguments.MAX_ROWS:
+    max_rows = ranks * max_tokens
+    max_expanded = max_expanded_rows(max_rows, topk, here, alignment)
+    if not host_waits and max(max_rows, max_expanded if given.expands else 0) > arguments.MAX_ROWS:
         raise ValueError(
             f"num_max_tokens_per_rank={max_tokens}: expected at most {arguments.MAX_ROWS} rows without a host wait, "
-            f"they may be {max(most, most_expanded)}"
+            f"they may be {max(max_rows, max_expanded)}"
         )
 
     _, _, per_expert, in_rank = outputs = layout.launch_count(engine, topk_idx, experts, streams)
@@ -89,7 +87,7 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
         if given.expands:
             received = counts.rank_sums[-1]
             placement = Expand(
-                counts.expert_rows, received, alignment, topk, most_expanded, given.zero_padding, given.columns
+                counts.expert_rows, received, alignment, topk, max_expanded, given.zero_padding, given.columns
             )
         pending = PendingDispatch.begin(
             engine,
@@ -101,7 +99,7 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
                 topk_idx=topk_idx,
                 topk_weights=given.topk_weights,
                 expert_alignment=alignment,
-                num_worst_tokens=0 if host_waits else most,
+                num_worst_tokens=0 if host_waits else max_rows,
                 config=given.config,
                 streams=streams,
                 counts=counts,
@@ -122,7 +120,7 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
         num_max_tokens_per_rank=max_tokens,
         num_sms=pending.blocks,
         config=given.config,
-        num_expanded_tokens=sum(per_expert_list) if host_waits else most_expanded,
+        num_expanded_tokens=sum(per_expert_list) if host_waits else max_expanded,
         num_recv_tokens_per_expert_list=per_expert_list,
     )
     return ElasticDispatched(x, idx, weights, handle, event)
@@ -194,7 +192,7 @@ def _check_statistics(statistics: Any, experts: int, device: torch.device) -> No
         arguments.tensor("cumulative_local_expert_recv_stats", statistics, torch.int32, (experts,), device)
 
 
-def most_expanded_rows(received: int, topk: int, experts: int, alignment: int) -> int:
-    """Return the most rows of the expanded layout, by the rows received and the experts of a rank."""
-    most = received * min(topk, experts) + (alignment - 1) * experts
-    return -(-most // alignment) * alignment
+def max_expanded_rows(received: int, topk: int, experts: int, alignment: int) -> int:
+    """Return an upper bound on the rows of the expanded layout, by the rows received and the experts of a rank."""
+    rows = received * min(topk, experts) + (alignment - 1) * experts
+    return -(-rows // alignment) * alignment

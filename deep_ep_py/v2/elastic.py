@@ -28,7 +28,7 @@ from deep_ep_py.v2.traffic import Bandwidths, Domains, num_sms
 
 _QPS_FORWARDED, _QPS_DIRECT = 129, 17
 """Queue pairs that V2 allocates by default, with and without forwarding in nodes."""
-_QPS_PER_SM, _MOST_QPS_DIRECT = 16, 9
+_QPS_PER_SM, _MAX_QPS_DIRECT = 16, 9
 _SIZED = "which num_bytes, or num_max_tokens_per_rank and hidden, determine"
 _REFUSED = {
     "enable_shrink": "since these calls mask no ranks",
@@ -332,7 +332,7 @@ class ElasticBuffer(OverBuffer):
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Return V2's number of queue pairs for a call with this many SMs; this library chooses its own."""
         sms = arguments.integer("num_sms", num_sms, 1, arguments.MAX_ROWS)
-        wanted = sms * _QPS_PER_SM + 1 if self.allow_hybrid_mode else min(sms, _MOST_QPS_DIRECT)
+        wanted = sms * _QPS_PER_SM + 1 if self.allow_hybrid_mode else min(sms, _MAX_QPS_DIRECT)
         return min(wanted, self.num_allocated_qps)
 
     # --- operations -------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Settings:
     ranks
         Number of ranks.
     max_tokens
-        Most tokens of a rank.
+        Maximum number of tokens per rank.
     hidden
         Elements of a token.
     topk

@@ -39,7 +39,7 @@ class Expanded:
     alignment : int
         In rows.
     expanded_rows : int
-        Rows of the layout, with padding; without a host wait, the most that there can be.
+        Rows of the layout, with padding; without a host wait, an upper bound on them.
     """
 
     slots: torch.Tensor

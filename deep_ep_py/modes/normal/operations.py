@@ -108,7 +108,7 @@ class PendingDispatch(_Pending):
     @staticmethod
     def begin(engine: Engine, given: DispatchArguments) -> PendingDispatch:
         """Check the arguments and launch the first kernel."""
-        arguments.integer("expert_alignment", given.expert_alignment, 1, 1 << 20)
+        arguments.integer("expert_alignment", given.expert_alignment, 1, arguments.MAX_ALIGNMENT)
         arguments.integer("num_worst_tokens", given.num_worst_tokens, 0, arguments.MAX_ROWS)
         blocks = arguments.config(given.config)
         if given.handle is not None:
@@ -242,8 +242,8 @@ class PendingDispatch(_Pending):
             given.placement.launch(engine, call, self.sizes, arrived, outputs, self.blocks)
         kept: tuple[torch.Tensor | None, ...] = ()
         if self.handle is not None:
-            kept = (*self.handle.tensors(), given.topk_idx)
-            kept = (*kept, *(given.placement.tensors() if given.placement is not None else ()))
+            placed = () if given.placement is None else given.placement.tensors()
+            kept = (*self.handle.tensors(), given.topk_idx, *placed)
         path = "direct" if direct else "rounds"
         engine.log.moved(self.operation, "rows received", count, self.rows.row_bytes, path)
         event = engine.end_operation(call, self.operation, self.streams, kept)
