@@ -28,7 +28,8 @@ void bind_expand(py::module_& module) {
         .def_readwrite("expanded_x", &Tensors::expanded_x)
         .def_readwrite("expanded_scales", &Tensors::expanded_scales)
         .def_readwrite("expanded_weights", &Tensors::expanded_weights)
-        .def_readwrite("scales_stride", &Tensors::scales_stride);
+        .def_readwrite("scales_stride", &Tensors::scales_stride)
+        .def_readwrite("bias", &Tensors::bias);
     m.def("number", &host::expand::number, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("layout"),
           py::kw_only(), py::arg("topk_idx"), py::arg("received"), py::arg("blocks"), NoGil());
     m.def("copy", &host::expand::copy, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("layout"),

@@ -14,6 +14,7 @@ from deep_ep_py import (
     topk_idx_t,
 )
 
+from . import cpp as _C
 from . import utils
 from .buffer import Buffer
 from .elastic import ElasticBuffer
@@ -29,6 +30,7 @@ __all__ = [
     "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
+    "_C",
     "__version__",
     "get_logical_domain_size",
     "get_physical_domain_size",

@@ -16,6 +16,7 @@ from deep_ep_py.modes.normal.expanded import Expand, Placement, ScaleColumns
 from deep_ep_py.modes.normal.operations import DispatchArguments, PendingDispatch
 from deep_ep_py.modes.normal.rows import Rows
 from deep_ep_py.v2.handle import EPHandle
+from deep_ep_py.v2.one_by_one import dispatch_choices
 
 if TYPE_CHECKING:
     from deep_ep_py.core.config import Config
@@ -40,6 +41,8 @@ class Routed:
     expands: bool = False
     zero_padding: bool = False
     columns: bool = False
+    returns_one_by_one: bool = False
+    """With `expands`: whether a combine will not sum a token's rows before they travel."""
 
 
 def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> ElasticDispatched:
@@ -68,6 +71,12 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
     if host_waits and device.capturing():
         raise ValueError("do_cpu_sync=True: expected False during graph capture, since sizes cannot depend on counts")
 
+    if given.expands and given.returns_one_by_one and max_tokens * topk > arguments.MAX_TOKENS:
+        raise ValueError(
+            f"num_max_tokens_per_rank={max_tokens}: expected at most {arguments.MAX_TOKENS // topk} with {topk} "
+            "experts per token and allow_multiple_reduction=False, since each choice returns by itself"
+        )
+
     max_rows = ranks * max_tokens
     max_expanded = max_expanded_rows(max_rows, topk, here, alignment)
     if not host_waits and max(max_rows, max_expanded if given.expands else 0) > arguments.MAX_ROWS:
@@ -76,11 +85,10 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
             f"they may be {max(max_rows, max_expanded)}"
         )
 
-    _, _, per_expert, in_rank = outputs = layout.launch_count(engine, topk_idx, experts, streams)
-    try:
+    with layout.counting(engine, topk_idx, experts, streams) as counted:
         with device.allocating(streams.allocate_on_comm):
             kept_ids = topk_idx.clone() if given.copies_ids else topk_idx
-            counts = _new_counts(engine, here, given.statistics, alignment, given.expands)
+            counts = ReceivedCounts.of(engine, experts, alignment, expanded=given.expands, statistics=given.statistics)
         assert counts.expert_rows is not None
         assert counts.rank_sums is not None
         placement: Placement | None = ScaleColumns() if given.columns else None
@@ -89,11 +97,12 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
             placement = Expand(
                 counts.expert_rows, received, alignment, topk, max_expanded, given.zero_padding, given.columns
             )
+        per_rank, _, per_expert, in_rank = counted
         pending = PendingDispatch.begin(
             engine,
             DispatchArguments(
                 given.x,
-                num_tokens_per_rank=outputs[0],
+                num_tokens_per_rank=per_rank,
                 is_token_in_rank=in_rank,
                 num_tokens_per_expert=per_expert,
                 topk_idx=topk_idx,
@@ -104,17 +113,27 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
                 streams=streams,
                 counts=counts,
                 placement=placement,
-                before=(*outputs, kept_ids),
+                before=(*counted, kept_ids),
             ),
         )
-    except BaseException:  # the count may still be running: nothing may reuse its memory before
-        device.order_caller_after((topk_idx, *outputs), async_finish=False, on_comm_stream=streams.allocate_on_comm)
-        raise
     x, idx, weights, per_expert_list, dispatched, event = pending.finish()
+    one_by_one = None
+    if given.expands and given.returns_one_by_one:
+        one_by_one, event = dispatch_choices(
+            engine,
+            kept_ids,
+            experts,
+            alignment,
+            max_rows=0 if host_waits else max_rows * min(topk, here),
+            max_expanded=max_expanded,
+            config=given.config,
+            streams=streams,
+        )
     handle = EPHandle(
         dispatched,
         counts,
         placement.layout if isinstance(placement, Expand) else None,
+        one_by_one,
         topk_idx=kept_ids,
         num_experts=experts,
         num_max_tokens_per_rank=max_tokens,
@@ -174,17 +193,6 @@ def dispatch_again(engine: Engine, handle: EPHandle, given: Routed) -> ElasticDi
     )
     x, idx, weights, _, _, event = pending.finish()
     return ElasticDispatched(x, idx, weights, handle, event)
-
-
-def _new_counts(
-    engine: Engine, experts: int, statistics: torch.Tensor | None, alignment: int, expanded: bool
-) -> ReceivedCounts:
-    topology, where = engine.topology, engine.device.torch_device
-    width = topology.ranks if topology.hops == 1 else topology.ranks_per_node
-    sums, expert_sums, expert_rows = (
-        torch.empty(size, dtype=torch.int32, device=where) for size in (width, experts, experts)
-    )
-    return ReceivedCounts(sums, expert_sums, expert_rows, statistics, alignment, expanded)
 
 
 def _check_statistics(statistics: Any, experts: int, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,8 @@ from deep_ep_py.v2.barrier import barrier
 from deep_ep_py.v2.barrier import prepare as prepare_barrier
 from deep_ep_py.v2.dispatching import Routed, dispatch_again, dispatch_anew
 from deep_ep_py.v2.handle import EPHandle, check_handle
+from deep_ep_py.v2.one_by_one import combine_one_by_one
+from deep_ep_py.v2.one_by_one import prepare as prepare_one_by_one
 from deep_ep_py.v2.over import OverBuffer
 from deep_ep_py.v2.sizes import ALIGNMENT, Settings, transit_of
 from deep_ep_py.v2.streams import streams
@@ -80,8 +83,9 @@ class ElasticBuffer(OverBuffer):
     allow_hybrid_mode : bool
         Whether rows between nodes go once to each node and are forwarded there, if nodes have several ranks.
     allow_multiple_reduction : bool
-        Whether rows of a token in the expanded layout are summed, and rounded to BF16, before they travel. This library
-        always does so: with False, a combine of expanded rows raises.
+        Whether a combine of the expanded layout may sum a token's rows, and round to BF16, on each rank and in each
+        node before they travel. Otherwise each row returns by itself, and only the token's owner sums and rounds: more
+        exact, but more rows travel, and each dispatch into the expanded layout has a second, small one beside it.
     prefer_overlap_with_compute : bool
         Whether `get_theoretical_num_sms` leaves SMs to computation.
     sl_idx : int
@@ -449,6 +453,7 @@ class ElasticBuffer(OverBuffer):
             expands=arguments.flag("do_expand", do_expand),
             zero_padding=arguments.flag("do_zero_padding", do_zero_padding),
             columns=arguments.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            returns_one_by_one=not self.allow_multiple_reduction,
         )
         if given.zero_padding and not given.expands:
             raise ValueError(
@@ -476,7 +481,8 @@ class ElasticBuffer(OverBuffer):
 
         The order of summation is V2's, in fp32 and rounded to BF16 once: the biases, then the ranks' rows in the order
         of the last choice that each rank holds. Before, in the expanded layout, a rank sums a token's rows in the order
-        of its choices, in fp32, and rounds. If rows are forwarded in nodes, the order is that of
+        of its choices, in fp32, and rounds; with `allow_multiple_reduction=False`, the owner sums the biases, then all
+        rows in the order of the choices. If rows are forwarded in nodes and summed on their way, the order is that of
         `deep_ep_py.Buffer.combine`: by rank inside a node, rounded, then by node, then the biases.
 
         Parameters
@@ -512,14 +518,6 @@ class ElasticBuffer(OverBuffer):
         self._buffer._check_normal("combine")
         arguments.integer("num_qps", num_qps, 0, arguments.MAX_ROWS)
         handle = check_handle(handle)
-        if handle.expanded is not None and not self.allow_multiple_reduction:
-            raise ValueError(
-                "allow_multiple_reduction=False: expected True to combine the expanded layout, since this library sums "
-                "a token's rows on their rank before they travel"
-            )
-        choices = None
-        if self._engine.topology.hops == 1:
-            choices = Choices(handle.choices(), handle.num_experts)
         given = CombineArguments(
             x,
             handle.dispatched,
@@ -527,9 +525,12 @@ class ElasticBuffer(OverBuffer):
             bias,
             _config(num_sms) or handle.config,
             streams(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream),
-            choices,
-            handle.expanded,
+            placement=handle.expanded,
         )
+        if handle.do_expand and not self.allow_multiple_reduction:
+            return Combined(*combine_one_by_one(self._engine, given, handle))
+        if self._engine.topology.hops == 1:
+            given = replace(given, choices=Choices(handle.choices(), handle.num_experts))
         return Combined(*PendingCombine.begin(self._engine, given).finish())
 
     @by_one_thread
@@ -546,6 +547,8 @@ class ElasticBuffer(OverBuffer):
         self._engine.check_usable()
         arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // 2)
         arguments.integer("topk", topk, 1, arguments.MAX_TOPK)
+        if not self.allow_multiple_reduction and 2 * hidden % arguments.ROW_ALIGNMENT == 0:
+            prepare_one_by_one(self._engine, 2 * hidden, topk)
         rows = [2 * hidden, hidden] if arguments.flag("fp8", fp8) else [2 * hidden]
         for row_bytes in rows:
             if row_bytes % arguments.ROW_ALIGNMENT == 0:  # `Buffer.warmup` raises otherwise

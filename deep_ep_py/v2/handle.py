@@ -10,6 +10,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.modes.normal.counted import ReceivedCounts
 from deep_ep_py.modes.normal.expanded import Expanded
 from deep_ep_py.modes.normal.handles import DispatchHandle
+from deep_ep_py.v2.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from deep_ep_py.core.config import Config
@@ -59,6 +60,7 @@ class EPHandle:
         dispatched: DispatchHandle,
         counts: ReceivedCounts,
         expanded: Expanded | None,
+        one_by_one: OneByOne | None,
         *,
         topk_idx: torch.Tensor,
         num_experts: int,
@@ -71,7 +73,7 @@ class EPHandle:
         assert counts.rank_sums is not None
         assert counts.expert_sums is not None
         assert counts.expert_rows is not None
-        self.dispatched, self.expanded = dispatched, expanded
+        self.dispatched, self.expanded, self.one_by_one = dispatched, expanded, one_by_one
         self.do_expand = expanded is not None
         self.num_experts, self.expert_alignment = num_experts, counts.alignment
         self.num_max_tokens_per_rank, self.num_sms = num_max_tokens_per_rank, num_sms

@@ -280,6 +280,21 @@ def test_data_before_combine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(refs.generate_pre_combine_data(tokens, 64, 3, 20), y)
 
 
+NAMES = """
+from deep_ep_py.compat import names
+names.take_names()
+for name in names._MODULES:
+    exec(f"import {name} as module")
+    assert module is __import__("sys").modules[name]
+from deep_ep import _C, buffers, utils
+"""
+
+
+def test_each_name_is_an_attribute_of_its_package() -> None:
+    """`import a.b as c` looks there, and V2's own modules import `deep_ep._C` so."""
+    subprocess.run([sys.executable, "-c", NAMES], check=True, timeout=60)
+
+
 # --- processes ------------------------------------------------------------------------------------------------------
 
 PROCESS = """

@@ -151,18 +151,35 @@ def test_with_a_handle() -> None:
     run_ranks(2, on_each_rank)
 
 
-def test_rows_that_are_not_summed_before_they_travel() -> None:
+def test_a_handle_whose_rows_are_summed_on_their_way() -> None:
     def on_each_rank(group: Any) -> None:
-        with TRIAL.make_buffer(group, "peer", allow_multiple_reduction=False) as buffer:
+        with (
+            TRIAL.make_buffer(group, "peer") as summing,
+            TRIAL.make_buffer(group, "peer", allow_multiple_reduction=False) as buffer,
+        ):
             rank = buffer.rank_idx
-            TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, TRIAL.dispatch(buffer, rank).handle))
-            expanded = TRIAL.dispatch(buffer, rank, do_expand=True).handle
-            with pytest.raises(
-                ValueError, match="allow_multiple_reduction=False: expected True to combine the expanded"
-            ):
-                TRIAL.combine(buffer, rank, expanded)
+            handle = TRIAL.dispatch(summing, rank, do_expand=True).handle
+            with pytest.raises(ValueError, match="expected one of a Buffer with allow_multiple_reduction=False"):
+                TRIAL.combine(buffer, rank, handle)
+            TRIAL.check_combine(rank, TRIAL.combine(summing, rank, handle))
+            handle = TRIAL.dispatch(buffer, rank, do_expand=True).handle
+            TRIAL.check_combine(rank, TRIAL.combine(summing, rank, handle))
+            TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle), one_by_one=True)
 
     run_ranks(2, on_each_rank)
+
+
+def test_more_choices_than_tokens_may_have() -> None:
+    ids, x = torch.zeros(1, 32, dtype=torch.int64), torch.zeros(1, 8, dtype=torch.bfloat16)
+
+    def on_each_rank(group: Any) -> None:
+        with (
+            deep_ep.ElasticBuffer(group, num_bytes=1 << 22, allow_multiple_reduction=False) as buffer,
+            pytest.raises(ValueError, match="at most 65535 with 32 experts per token and allow_multiple_reduction"),
+        ):
+            buffer.dispatch(x, ids, num_experts=32, num_max_tokens_per_rank=65536, do_expand=True)
+
+    run_ranks(1, on_each_rank)
 
 
 def test_a_token_that_names_an_expert_twice() -> None:

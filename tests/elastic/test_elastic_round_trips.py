@@ -49,6 +49,37 @@ def test_round_trip(name: str, fabric: str) -> None:
     under_schedules(trial.case.ranks, on_each_rank)
 
 
+ONE_BY_ONE = (
+    "three_ranks",
+    "ranks_that_send_nothing",
+    "no_tokens_at_all",
+    "unrouted_selections",
+    "nothing_routed",
+    "several_experts_on_one_rank",
+    "topk_32",
+    "rounds_without_arena",
+    "2x2_uniform",
+    "2x3_holes",
+)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_rows_that_return_one_by_one(name: str, fabric: str) -> None:
+    """Nothing sums the expanded rows on their way, so that the sums are rounded once; in two hops too."""
+    trial = TRIALS[name]
+    if trial.case.two_hops and fabric == "peer":
+        pytest.skip("all ranks share a node")
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, fabric, allow_multiple_reduction=False) as buffer:
+            for blocks, exact in zip(BLOCK_COUNTS, (True, False), strict=False):
+                round_trip(buffer, trial, blocks, expanded=True, exact=exact)
+            round_trip(buffer, trial, BLOCK_COUNTS[0], expanded=False, exact=True)
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_padding_is_zeroed(fabric: str) -> None:
     trial = ElasticTrial.of(BY_NAME["several_experts_on_one_rank"], alignment=8)

@@ -140,6 +140,22 @@ MUTANTS: tuple[Mutant, ...] = (
         *EXPANDED,
     ),
     one(
+        "fold: biases after the choices",
+        _FOLD,
+        "addresses, biases + count, nullptr, nullptr,",
+        "addresses + biases, count, biases > 0 ? addresses[0] : nullptr, biases > 1 ? addresses[1] : nullptr,",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
+        "fold: every row gets the bias of the first",
+        _FOLD,
+        "addresses[biases] = bias + u64{row} * row_bytes;",
+        "addresses[biases] = bias;",
+        "fast",
+        *EXPANDED,
+    ),
+    one(
         "columns: rows as far apart as in the row-major scales",
         _COLUMNS,
         "column[row] = args.from[u64{row} * args.scales + scale];",

@@ -81,6 +81,29 @@ def folded(layout: Layout, expanded: Tensor) -> Tensor:
     return total.to(torch.bfloat16)
 
 
+def summed_one_by_one(
+    work: Workload,
+    received: list[Received],
+    layouts: list[Layout],
+    x: list[Tensor],
+    owner: int,
+    bias: tuple[Tensor, ...],
+) -> Tensor:
+    """Return one rank's sums of expanded rows that nothing sums on their way: ((0 + biases) + choice 0) + choice 1.."""
+    ids = work.topk_idx[owner]
+    total = torch.zeros(len(ids), x[owner].shape[1])
+    for part in bias:
+        total = total + part.float()
+    slot_at = [
+        {(int(s), int(t)): layout.slots[row] for row, (s, t) in enumerate(zip(r.src_rank, r.src_idx, strict=True))}
+        for r, layout in zip(received, layouts, strict=True)
+    ]
+    for token, k in (ids >= 0).nonzero().tolist():
+        rank = int(ids[token, k]) // work.experts_per_rank
+        total[token] += x[rank][slot_at[rank][owner, token][k]].float()
+    return total.to(torch.bfloat16)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The ranks' inputs, where their Buffers compute."""
@@ -231,10 +254,14 @@ class ElasticTrial:
         bias = (None, *bias, bias)[biases] if biases < 2 else bias
         return buffer.combine(x, handle, topk_weights=weights, bias=bias, **options)
 
-    def check_combine(self, rank: int, results: Any, biases: int = 0) -> None:
-        """Check a combine: bit-exact in one hop; with forwarding, within what another order may differ."""
+    def check_combine(self, rank: int, results: Any, biases: int = 0, *, one_by_one: bool = False) -> None:
+        """Check the bits of a combine; `one_by_one`: of expanded rows, with `allow_multiple_reduction=False`."""
         bias = self.biases[rank][:biases]
-        if self.case.two_hops:
+        if one_by_one:
+            want = summed_one_by_one(
+                self.work, self.received, self.layouts, [part.cpu() for part in self.inputs.expanded_x], rank, bias
+            )
+        elif self.case.two_hops:
             weights = [torch.zeros_like(part.topk_weights) for part in self.received]
             tokens = [len(own) for own in self.work.x]
             every = [both[:biases] for both in self.biases]
@@ -249,15 +276,16 @@ class ElasticTrial:
 def round_trip(buffer: deep_ep.ElasticBuffer, trial: ElasticTrial, blocks: int, *, expanded: bool, exact: bool) -> None:
     """Check a dispatch and its combine, and dispatches by the handle, on the calling rank."""
     rank, biases = buffer.rank_idx, blocks % 3
+    one_by_one = expanded and not buffer.allow_multiple_reduction
     results = trial.dispatch(buffer, rank, do_expand=expanded, do_cpu_sync=exact, num_sms=blocks)
     trial.check(rank, results, expanded=expanded, exact=exact)
     handle = results[3]
     combined = trial.combine(buffer, rank, handle, biases, weights=results[2])
-    trial.check_combine(rank, combined, biases)
+    trial.check_combine(rank, combined, biases, one_by_one=one_by_one)
     ids = trial.work.topk_idx[rank]
     assert oracle.same_bits(combined[1].cpu(), torch.where(ids >= 0, trial.work.topk_weights[rank], 0.0))
     for weights in (None, trial.inputs.topk_weights[rank]):
         again = buffer.dispatch(trial.inputs.x[rank], handle=handle, topk_weights=weights, do_expand=expanded)
         assert again.handle is handle
         trial.check(rank, again, expanded=expanded, exact=exact, weighted=weights is not None)
-    trial.check_combine(rank, trial.combine(buffer, rank, handle))
+    trial.check_combine(rank, trial.combine(buffer, rank, handle), one_by_one=one_by_one)

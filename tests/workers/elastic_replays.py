@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from cases import BY_NAME
 from deep_ep_py import ops
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.testing import run_ranks
-from elastic import ElasticTrial, summed
+from elastic import ElasticTrial, summed, summed_one_by_one
 
 ALIGNMENT = 8
 
@@ -95,6 +96,7 @@ class Step:
         self.x, self.ids = inputs.x[rank].clone(), inputs.topk_idx[rank].clone()
         self.weights = inputs.topk_weights[rank].clone()
         self.graph, self.expanded = pretend_gpu.Graph(), expanded
+        self.one_by_one = expanded and not buffer.allow_multiple_reduction
         with watching() as self.watched, self.graph.capture():
             options = {"num_experts": trial.work.num_experts, "expert_alignment": ALIGNMENT, "do_expand": expanded}
             self.received = buffer.dispatch(
@@ -117,13 +119,23 @@ class Step:
         self.graph.replay()
         trial.check(rank, self.received, expanded=self.expanded, exact=False)
         assert oracle.same_bits(self.combined.combined_topk_weights, trial.work.topk_weights[rank])
-        rows = [part.x for part in trial.received]
+        assert oracle.same_bits(self.combined.combined_x, self.expected(trial, rank))
+
+    def expected(self, trial: ElasticTrial, rank: int) -> torch.Tensor:
+        """Return the sums of the rows that were dispatched."""
+        work, received, layouts = trial.work, trial.received, trial.layouts
+        rows = [part.x for part in received]
+        if self.one_by_one:
+            copies = [x.new_zeros(layout.size, x.shape[1]) for x, layout in zip(rows, layouts, strict=True)]
+            for copy, x, layout in zip(copies, rows, layouts, strict=True):
+                for begin, of_expert in zip(layout.begins, layout.rows, strict=True):
+                    copy[begin : begin + len(of_expert)] = x[of_expert]
+            return summed_one_by_one(work, received, layouts, copies, rank, ())
         if self.expanded:  # a rank returns the sum of its copies of a row, rounded
             rows = [
-                (part.x.float() * (part.topk_idx >= 0).sum(1, keepdim=True)).to(torch.bfloat16)
-                for part in trial.received
+                (part.x.float() * (part.topk_idx >= 0).sum(1, keepdim=True)).to(torch.bfloat16) for part in received
             ]
-        assert oracle.same_bits(self.combined.combined_x, summed(trial.work, trial.received, rows, rank, ()))
+        return summed(work, received, rows, rank, ())
 
 
 def ops_in_a_step(buffer: Any, trial: ElasticTrial) -> None:
@@ -144,9 +156,9 @@ def ops_in_a_step(buffer: Any, trial: ElasticTrial) -> None:
     assert buffer.stats()["operations"] == operations + 4
 
 
-def replays(group: Any, fabric: str, expanded: bool) -> None:
+def replays(group: Any, fabric: str, expanded: bool, **options: Any) -> None:
     trials = [ElasticTrial.of(BY_NAME["uniform"], ALIGNMENT, seed) for seed in (1, 2, 3)]
-    buffer = trials[0].make_buffer(group, fabric, device="cuda", num_gpu_timeout_secs=20)
+    buffer = trials[0].make_buffer(group, fabric, device="cuda", num_gpu_timeout_secs=20, **options)
     buffer.warmup(trials[0].case.hidden, trials[0].case.topk)
     group.barrier()
     before = driver_calls()
@@ -172,6 +184,8 @@ def main() -> None:
         for expanded in (False, True):
             run_ranks(4, replays, fabric, expanded, device="cuda")
             print(fabric, "expanded" if expanded else "rows")
+    run_ranks(4, partial(replays, allow_multiple_reduction=False), "peer", True, device="cuda")
+    print("peer one by one")
 
 
 if __name__ == "__main__":

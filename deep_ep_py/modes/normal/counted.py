@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from deep_ep_py.core.native import C
+
+if TYPE_CHECKING:
+    from deep_ep_py.session.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,18 @@ class ReceivedCounts:
     statistics: torch.Tensor | None = None
     alignment: int = 1
     expanded: bool = False
+
+    @staticmethod
+    def of(
+        engine: Engine, experts: int, alignment: int, *, expanded: bool, statistics: torch.Tensor | None = None
+    ) -> ReceivedCounts:
+        """Allocate all of them for this many experts on all ranks."""
+        topology, where, here = engine.topology, engine.device.torch_device, experts // engine.ranks
+        width = topology.ranks if topology.hops == 1 else topology.ranks_per_node
+        sums, expert_sums, expert_rows = (
+            torch.empty(size, dtype=torch.int32, device=where) for size in (width, here, here)
+        )
+        return ReceivedCounts(sums, expert_sums, expert_rows, statistics, alignment, expanded)
 
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors that kernels write."""

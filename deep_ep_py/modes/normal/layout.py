@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,6 +43,19 @@ def launch_count(engine: Engine, topk_idx: torch.Tensor, num_experts: int, strea
     outputs = per_rank, per_node, per_expert, in_rank
     launch_layout(engine, topk_idx, num_experts, outputs)
     return outputs
+
+
+@contextmanager
+def counting(engine: Engine, topk_idx: torch.Tensor, num_experts: int, streams: Streams) -> Iterator[Outputs]:
+    """Launch the count for a dispatch that the body begins, which then holds the tensors."""
+    outputs = launch_count(engine, topk_idx, num_experts, streams)
+    try:
+        yield outputs
+    except BaseException:  # the count may still be running: nothing may reuse its memory before
+        engine.device.order_caller_after(
+            (topk_idx, *outputs), async_finish=False, on_comm_stream=streams.allocate_on_comm
+        )
+        raise
 
 
 def launch_layout(

@@ -12,6 +12,7 @@ from deep_ep_py.core.events import Streams
 from deep_ep_py.core.native import C
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.errors import DeepEPError
+from deep_ep_py.modes.normal.choice_sums import ChoiceSums
 from deep_ep_py.modes.normal.counted import Choices, ReceivedCounts
 from deep_ep_py.modes.normal.expanded import Expanded, Placement
 from deep_ep_py.modes.normal.handles import DispatchHandle, handle_of
@@ -290,6 +291,8 @@ class CombineArguments:
     """In one hop: sum in the order of these; None: in rank order."""
     placement: Expanded | None = None
     """The layout of `x` and `topk_weights`; None: one row per token."""
+    sums: ChoiceSums | None = None
+    """The handle's tokens are choices, which are summed afterwards; None: they are not."""
 
 
 @dataclass
@@ -303,6 +306,7 @@ class PendingCombine(_Pending):
     handle: DispatchHandle
     choices: Choices | None
     placement: Expanded | None
+    sums: ChoiceSums | None
 
     @staticmethod
     def begin(engine: Engine, given: CombineArguments) -> PendingCombine:
@@ -320,7 +324,8 @@ class PendingCombine(_Pending):
             topk = topk_weights.shape[1] if placement is None else placement.topk
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
-        biases = arguments.biases(given.bias, (handle.tokens, x.shape[1]), device)
+        tokens = handle.tokens if given.sums is None else given.sums.tokens
+        biases = arguments.biases(given.bias, (tokens, x.shape[1]), device)
         sizes = C.normal.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
@@ -328,6 +333,8 @@ class PendingCombine(_Pending):
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", combine)
         if placement is not None:
             engine.prepare(sizes.row_bytes, placement.topk, "fold")
+        if given.sums is not None:
+            given.sums.prepare(engine, sizes.row_bytes)
         read = (*handle.tensors(), *(placement.tensors() if placement is not None else ()))
         choices = () if given.choices is None else (given.choices.topk_idx,)
         with engine.opening("combine", x, *read, topk_weights, *biases, *choices) as operation:
@@ -346,6 +353,7 @@ class PendingCombine(_Pending):
                 handle,
                 given.choices,
                 placement,
+                given.sums,
             )
         return pending
 
@@ -363,6 +371,9 @@ class PendingCombine(_Pending):
             (combined_x,) = engine.empty_private(((handle.tokens, self.x.shape[1]), self.x.dtype))
             if weights is not None:
                 combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
+            summed = combined_x
+            if self.sums is not None:
+                (summed,) = engine.empty_private(((self.sums.tokens, self.x.shape[1]), self.x.dtype))
         assert x is not None
         tensors = C.normal.CombineTensors()
         tensors.x = x.data_ptr()
@@ -370,10 +381,11 @@ class PendingCombine(_Pending):
         tensors.src_idx = handle.recv_source.data_ptr()
         if weights is not None and combined_weights is not None:
             tensors.topk_weights, tensors.combined_weights = weights.data_ptr(), combined_weights.data_ptr()
-        tensors.bias = [*(bias.data_ptr() for bias in self.biases), 0, 0][:2]
+        if self.sums is None:
+            tensors.bias = [*(bias.data_ptr() for bias in self.biases), 0, 0][:2]
         if self.choices is not None:
             self.choices.fill(tensors)
-        engine.hold(self.operation, x, weights, combined_x, combined_weights)
+        engine.hold(self.operation, x, weights, combined_x, summed, combined_weights)
         engine.device.order_after_caller(self.streams.before_outputs, self.streams.allocate_on_comm)
         kept: tuple[torch.Tensor | None, ...] = handle.tensors()
         if self.choices is not None:
@@ -391,13 +403,16 @@ class PendingCombine(_Pending):
             publish=engine.pulls,
             blocks=self.blocks,
         )
+        if self.sums is not None:
+            self.sums.launch(engine, self.call, combined_x, summed, self.biases, self.blocks)
+            kept = (*kept, self.sums.slots)
         path = "direct" if direct else "rounds"
         engine.log.moved(self.operation, "rows returned", handle.rows, self.sizes.row_bytes, path)
         event = engine.end_operation(self.call, self.operation, self.streams, kept)
         engine.stats[path] += 1
         engine.stats["combines"] += 1
         engine.stats["copied"] += self.placement is None and x is not self.x
-        return combined_x, combined_weights, event
+        return summed, combined_weights, event
 
 
 def _sizes(rows: Rows, given: DispatchArguments, experts: int) -> C.normal.Sizes:

@@ -1,5 +1,5 @@
-// Dispatch into the expanded layout and combine from it, in the order of the choices: every value is checked. The rows'
-// values are such that another order of summation gives another sum.
+// Dispatch into the expanded layout and combine from it, in the order of the choices, and the sum of rows that have
+// returned one by one: every value is checked. The values are such that another order of summation gives another sum.
 #pragma once
 
 #include "device/bf16.h"
@@ -211,11 +211,15 @@ class Batch {
         tensors.experts = kExperts;
         host::normal::combine(runtime, *call, sizes, tensors, plan(), static_cast<u32>(rows_.size()), true,
                               buffer_.blocks);
+        sum_choices(*call);
         return call;
     }
     void check_combine() {
         for (u32 t = 0; t < tokens_; ++t) {
             for (u32 h = 0; h < kHidden; ++h) {
+                float each = bf16_to_float(bias_[t * kHidden + h]) + bf16_to_float(x_[t * kHidden + h]);
+                for (u32 k = 0; k < kChoices; ++k) each += bf16_to_float(returned(rank_, t, k, h));
+                expect(summed_.as<u16>()[t * kHidden + h] == float_to_bf16(each), "sum of a token's choices");
                 float total = bf16_to_float(bias_[t * kHidden + h]);
                 for (u32 k = 0; k < kChoices; ++k) {
                     if (is_last(t, k)) total += bf16_to_float(folded(t, holder(t, k), h));
@@ -227,6 +231,7 @@ class Batch {
                 expect(combined_weights_.as<float>()[t * kChoices + k] == wanted, "weight of a choice");
             }
         }
+        summed_.check("sums of choices");
         combined_x_.check("sums");
         combined_weights_.check("weights");
     }
@@ -239,6 +244,25 @@ class Batch {
     }
 
   private:
+    // At the end of a combine, on the owner: the sums of biases and of rows that have returned one by one.
+    void sum_choices(host::Call& call) {
+        const u32 choices = tokens_ * kChoices;
+        every_choice_.resize(choices);
+        returned_x_ = own(u64{choices} * kRowBytes);
+        summed_ = own(u64{tokens_} * kRowBytes);
+        for (u32 i = 0; i < choices; ++i) {
+            every_choice_[i] = static_cast<i32>(i);
+            for (u32 h = 0; h < kHidden; ++h) {
+                returned_x_.as<u16>()[i * kHidden + h] = returned(rank_, i / kChoices, i % kChoices, h);
+            }
+        }
+        host::expand::Tensors tensors;
+        tensors.expanded_x = returned_x_.address();
+        tensors.x = summed_.address();
+        if (tokens_ != 0) tensors.bias = {address(bias_), address(x_)};
+        host::expand::fold(buffer_.runtime(), call, {tokens_, kRowBytes, kChoices, 0},
+                           {0, address(every_choice_), 0, 1, tokens_, choices}, tensors, buffer_.blocks);
+    }
     struct Row {
         u32 source, token;
     };
@@ -300,12 +324,13 @@ class Batch {
     std::vector<i32> per_rank_, per_expert_;
     std::vector<u8> in_rank_;
     std::vector<i32> token_row_, row_token_, prefix_, source_tokens_, rows_to_rank_;
-    std::vector<i32> rank_sums_, expert_sums_, expert_rows_, statistics_;
+    std::vector<i32> rank_sums_, expert_sums_, expert_rows_, statistics_, every_choice_;
     std::vector<Row> rows_;
     u32 expanded_rows_ = 0, stride_ = 0;
     Output recv_x_, recv_scales_, recv_idx_, recv_weights_, recv_source_;
     Output slots_, expanded_x_, expanded_weights_, expanded_scales_, columns_;
     Output folded_x_, folded_weights_, combined_x_, combined_weights_;
+    Output returned_x_, summed_;
 };
 
 inline void run(uint64_t seed, const Setup& setup) {

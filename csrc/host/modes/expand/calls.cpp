@@ -72,6 +72,8 @@ void fold(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout
     args.slots = pointer<const i32>(layout.slots);
     args.expanded_x = pointer<const u8>(tensors.expanded_x);
     args.expanded_weights = pointer<const float>(tensors.expanded_weights);
+    args.bias[0] = pointer<const u8>(tensors.bias[0]);
+    args.bias[1] = pointer<const u8>(tensors.bias[1]);
     args.x = pointer<u8>(tensors.x);
     args.weights = pointer<float>(tensors.topk_weights);
     call.serial = runtime.launch<FoldKernel>(args, blocks);

@@ -23,6 +23,7 @@ struct Tensors {
     uint64_t x = 0, scales = 0, topk_weights = 0;
     uint64_t expanded_x = 0, expanded_scales = 0, expanded_weights = 0;
     std::array<int64_t, 2> scales_stride{};  // of the expanded scales, between rows and between scales, in scales
+    std::array<uint64_t, 2> bias{};          // of fold
 };
 
 // After the dispatch of `call` has been launched: finds the slots of the received `topk_idx`. `received`: address of
@@ -37,7 +38,9 @@ void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout
 // scale i of row r is at r + i * column_stride.
 void copy_scales(Runtime& runtime, Call& call, const Sizes& sizes, uint32_t rows, uint64_t scales, uint64_t columns,
                  uint64_t column_stride, unsigned blocks);
-// Before the combine of `call` is launched: sums each token's rows of the expanded layout.
+// Before the combine of `call` is launched: sums each token's rows of the expanded layout. Or after it, if each
+// choice's row has returned by itself: sums the rows of each token's choices and the biases, given slots for all
+// choices.
 void fold(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, const Tensors& tensors,
           unsigned blocks);
 
