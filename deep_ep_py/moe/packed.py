@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deep_ep_py.core.arguments import describe, tensor
-from deep_ep_py.moe.fp8 import per_token_cast_back
 from deep_ep_py.moe.layer import Experts
+from deep_ep_py.rowwise.fp8 import per_token_cast_back
 
 
 def swiglu(x: Tensor, scales: Tensor | None, gate_and_up: Tensor, down: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from cases import Case
 from deep_ep_py import moe, ops
 from deep_ep_py.device.hardware_queues import provide_hardware_queues
 from deep_ep_py.examples.train_model import OneProcessMoE
-from deep_ep_py.moe import torch_kernels
-from deep_ep_py.moe.kernels import casts_for, kernels_for
+from deep_ep_py.rowwise import torch_kernels
+from deep_ep_py.rowwise.kernels import casts_for, kernels_for
 from deep_ep_py.testing import run_ranks
 from gpu_ranks import make_warm
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from deep_ep_py.rowwise import fp8
+
 _GROUP = 128
 """Elements that share a scale."""
 
@@ -58,8 +60,6 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales : torch.Tensor
         float32 [rows, ceil(columns / 128)]: the largest magnitude of each group, at least 1e-4, divided by 448.
     """
-    from deep_ep_py.moe import fp8  # it imports the whole MoE layer, which not every user of `deep_ep` needs
-
     cast, scales = fp8.per_token_cast_to_fp8(_filled_up(x, _GROUP))
     return cast[:, : x.shape[1]].contiguous(), scales
 
@@ -80,8 +80,6 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
     torch.Tensor
         bfloat16 [rows, columns].
     """
-    from deep_ep_py.moe import fp8
-
     packed = fp8.PACKED if x_scales.dtype == torch.int32 else 1
     filled = _filled_up(x_fp8.view(torch.uint8), _GROUP * packed).view(torch.float8_e4m3fn)
     scales = x_scales.reshape(filled.shape[0], -1) if len(filled) else x_scales

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_ep_py.moe.kernels import casts_for
-from deep_ep_py.moe.torch_kernels import GROUP
+from deep_ep_py.rowwise.kernels import casts_for
+from deep_ep_py.rowwise.torch_kernels import GROUP
 
 PACKED = 4
 """Exponents per int32."""

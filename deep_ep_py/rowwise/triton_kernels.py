@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deep_ep_py.moe import torch_kernels
+from deep_ep_py.rowwise import torch_kernels
 
 _GROUP = tl.constexpr(torch_kernels.GROUP)
 _FP8_MAX = tl.constexpr(torch_kernels.FP8_MAX)

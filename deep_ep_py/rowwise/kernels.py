@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.moe import torch_kernels
+from deep_ep_py.rowwise import torch_kernels
 
 _FIRST_WITH_E4M3 = (8, 9)
 
@@ -22,7 +22,7 @@ def _triton_kernels() -> Any:
     """Return the Triton kernels, or None if Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return None
-    from deep_ep_py.moe import triton_kernels
+    from deep_ep_py.rowwise import triton_kernels
 
     return triton_kernels
 
