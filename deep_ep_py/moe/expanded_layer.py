@@ -22,6 +22,8 @@ class ExpandedMoELayer(nn.Module):
         This rank's share, or a class derived from `Experts` that overrides `on_groups`.
     expert_alignment, num_max_tokens : int
         As in `deep_ep_py.ops.dispatch_expanded`. A grouped GEMM may demand that each expert's rows are aligned.
+    fp8 : bool
+        As in `MoELayer`.
 
     Raises
     ------
@@ -37,12 +39,13 @@ class ExpandedMoELayer(nn.Module):
         group: str,
         expert_alignment: int = 1,
         num_max_tokens: int = 0,
+        fp8: bool = False,
     ) -> None:
         super().__init__()
         check_share(experts, num_experts, group)
         self.gate, self.experts = gate, experts
         self.num_experts, self.group = num_experts, group
-        self.expert_alignment, self.num_max_tokens = expert_alignment, num_max_tokens
+        self.expert_alignment, self.num_max_tokens, self.fp8 = expert_alignment, num_max_tokens, fp8
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer on this rank's tokens.
@@ -50,7 +53,7 @@ class ExpandedMoELayer(nn.Module):
         Parameters
         ----------
         x : torch.Tensor
-            [..., hidden] of a floating-point dtype; rows travel in bfloat16.
+            [..., hidden] of a floating-point dtype; rows travel in bfloat16, or FP8.
 
         Returns
         -------
@@ -67,6 +70,7 @@ class ExpandedMoELayer(nn.Module):
             self.group,
             self.expert_alignment,
             self.num_max_tokens,
+            self.fp8,
         )
         # An expert's padding belongs to it: these rows are 0, and no token has them.
         ends = (received.ends + self.expert_alignment - 1) // self.expert_alignment * self.expert_alignment

@@ -145,6 +145,9 @@ class MoELayer(nn.Module):
         The name of the Buffer, from `deep_ep_py.ops.register`. One Buffer serves all layers of a model.
     num_worst_tokens : int
         As in `deep_ep_py.ops.dispatch`.
+    fp8 : bool
+        Whether rows travel to the experts as FP8, as in `deep_ep_py.ops.dispatch`. Results and gradients travel in
+        bfloat16.
 
     Raises
     ------
@@ -153,12 +156,19 @@ class MoELayer(nn.Module):
     """
 
     def __init__(
-        self, gate: nn.Module, experts: nn.Module, num_experts: int, group: str, num_worst_tokens: int = 0
+        self,
+        gate: nn.Module,
+        experts: nn.Module,
+        num_experts: int,
+        group: str,
+        num_worst_tokens: int = 0,
+        fp8: bool = False,
     ) -> None:
         super().__init__()
         check_share(experts, num_experts, group)
         self.gate, self.experts = gate, experts
-        self.num_experts, self.group, self.num_worst_tokens = num_experts, group, num_worst_tokens
+        self.num_experts, self.group = num_experts, group
+        self.num_worst_tokens, self.fp8 = num_worst_tokens, fp8
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the layer on this rank's tokens.
@@ -166,7 +176,7 @@ class MoELayer(nn.Module):
         Parameters
         ----------
         x : torch.Tensor
-            [..., hidden] of a floating-point dtype; rows travel in bfloat16.
+            [..., hidden] of a floating-point dtype; rows travel in bfloat16, or FP8.
 
         Returns
         -------
@@ -177,7 +187,7 @@ class MoELayer(nn.Module):
         # Each token chooses its experts on any rank, and goes once to every rank that holds one of them.
         topk_idx, topk_weights = self.gate(tokens)
         received = ops.dispatch(
-            tokens.bfloat16(), topk_idx, topk_weights, self.num_experts, self.group, self.num_worst_tokens
+            tokens.bfloat16(), topk_idx, topk_weights, self.num_experts, self.group, self.num_worst_tokens, self.fp8
         )
         # combine sums without weights, so the gate's weights are applied here.
         rows = self.experts(received.x, received.topk_idx, received.topk_weights).bfloat16()

@@ -11,6 +11,9 @@ a gradient on all of them. This includes a rank that received no rows: the outpu
 
 `dispatch_expanded` and `combine_expanded` are the same for rows grouped by expert, as grouped GEMMs read them.
 
+With `fp8=True`, rows travel as FP8 and are BF16 again on arrival, for training. `dispatch_fp8` and
+`dispatch_expanded_fp8` send FP8 rows of the caller and return them as such, for FP8 GEMMs. They have no gradients.
+
 For decoding, use `low_latency_dispatch` and `low_latency_combine`, which have no gradients.
 """
 
@@ -21,7 +24,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from deep_ep_py.ops import library
-from deep_ep_py.ops.expanded import ExpandedRows, combine_expanded, dispatch_expanded
+from deep_ep_py.ops.expanded import (
+    ExpandedRows,
+    ScaledExpandedRows,
+    combine_expanded,
+    dispatch_expanded,
+    dispatch_expanded_fp8,
+)
 from deep_ep_py.ops.low_latency import Received, low_latency_combine, low_latency_dispatch
 from deep_ep_py.ops.registry import register
 
@@ -29,11 +38,15 @@ __all__ = [
     "Dispatched",
     "ExpandedRows",
     "Received",
+    "ScaledDispatched",
+    "ScaledExpandedRows",
     "combine",
     "combine_expanded",
     "dispatch",
     "dispatch_again",
     "dispatch_expanded",
+    "dispatch_expanded_fp8",
+    "dispatch_fp8",
     "low_latency_combine",
     "low_latency_dispatch",
     "register",
@@ -61,8 +74,34 @@ class Dispatched(NamedTuple):
     routes: list[Tensor]
 
 
+class ScaledDispatched(NamedTuple):
+    """The FP8 rows and the routing that a rank received.
+
+    Attributes
+    ----------
+    x : torch.Tensor
+        [rows, hidden] of the type of the rows that were sent, sorted by source rank, then token.
+    scales : torch.Tensor
+        [rows, scales] of the type of the scales that were sent.
+    topk_idx, topk_weights, routes
+        As in `Dispatched`.
+    """
+
+    x: Tensor
+    scales: Tensor
+    topk_idx: Tensor
+    topk_weights: Tensor
+    routes: list[Tensor]
+
+
 def dispatch(
-    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, num_experts: int, group: str, num_worst_tokens: int = 0
+    x: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    num_experts: int,
+    group: str,
+    num_worst_tokens: int = 0,
+    fp8: bool = False,
 ) -> Dispatched:
     """Send every token to the ranks that hold its experts.
 
@@ -84,6 +123,10 @@ def dispatch(
     num_worst_tokens : int
         0: the outputs have as many rows as arrive, an unbacked size to a compiler. Otherwise the number of rows of the
         outputs, the same on all ranks and sufficient for each; rows that no rank sent are 0, with index -1.
+    fp8 : bool
+        Whether rows travel as FP8 (e4m3 with a scale for every 128 elements, of which hidden must be a multiple), about
+        half as many bytes. On arrival they are cast back. The gradient is the same as without: the casts count as
+        identities, and gradients travel in bfloat16.
 
     Returns
     -------
@@ -94,7 +137,45 @@ def dispatch(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.dispatch`; also if `group` is not registered.
     """
-    return Dispatched(*library.dispatch(x, topk_idx, topk_weights, num_experts, num_worst_tokens, group))
+    received = library.dispatch(x, None, topk_idx, topk_weights, num_experts, num_worst_tokens, fp8, group)
+    recv_x, _, recv_topk_idx, recv_topk_weights, routes = received
+    return Dispatched(recv_x, recv_topk_idx, recv_topk_weights, routes)
+
+
+def dispatch_fp8(
+    x: Tensor,
+    scales: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    num_experts: int,
+    group: str,
+    num_worst_tokens: int = 0,
+) -> ScaledDispatched:
+    """Send FP8 rows with their scales to the ranks that hold their experts. Without gradients.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        [tokens, hidden] of a type of one byte, for example that of `moe.per_token_cast_to_fp8`.
+    scales : torch.Tensor
+        float32 or int32 [tokens, scales], with any strides. They travel with the rows and are not interpreted.
+    topk_idx, topk_weights, num_experts, group, num_worst_tokens
+        As in `dispatch`.
+
+    Returns
+    -------
+    ScaledDispatched
+
+    Raises
+    ------
+    TypeError, ValueError, DeepEPError, DeepEPTimeout
+        As `dispatch`.
+    """
+    return ScaledDispatched(
+        *library.dispatch(
+            x.detach(), scales, topk_idx, topk_weights.detach(), num_experts, num_worst_tokens, False, group
+        )
+    )
 
 
 def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:

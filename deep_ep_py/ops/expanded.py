@@ -19,8 +19,8 @@ from deep_ep_py.ops.expanded_routes import (
     to_expanded_routes,
     tokens_of,
 )
-from deep_ep_py.ops.library import as_rows, check_rows
 from deep_ep_py.ops.registry import buffer_of
+from deep_ep_py.ops.row_types import as_rows, like_received, received_rows, rows_to_send, zero_rows
 from deep_ep_py.v2.dispatching import Routed, dispatch_anew, max_expanded_rows
 
 
@@ -54,6 +54,7 @@ def dispatch_expanded(
     group: str,
     expert_alignment: int = 1,
     num_max_tokens: int = 0,
+    fp8: bool = False,
 ) -> ExpandedRows:
     """Send every token to the ranks that hold its experts, and group the rows by expert.
 
@@ -69,6 +70,8 @@ def dispatch_expanded(
     num_max_tokens : int
         0: the outputs have as many rows as arrive, an unbacked size to a compiler. Otherwise the most tokens of a rank,
         the same on all ranks: the host waits for nothing, and the outputs have the largest possible size.
+    fp8 : bool
+        As in `dispatch`.
 
     Returns
     -------
@@ -79,7 +82,71 @@ def dispatch_expanded(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `ElasticBuffer.dispatch`; also if `group` is not registered.
     """
-    return ExpandedRows(*_dispatch(x, topk_idx, topk_weights, num_experts, expert_alignment, num_max_tokens, group))
+    received = _dispatch(x, None, topk_idx, topk_weights, num_experts, expert_alignment, num_max_tokens, fp8, group)
+    recv_x, _, recv_topk_weights, ends, routes = received
+    return ExpandedRows(recv_x, recv_topk_weights, ends, routes)
+
+
+class ScaledExpandedRows(NamedTuple):
+    """FP8 rows that a rank received, grouped by expert.
+
+    Attributes
+    ----------
+    x, scales : torch.Tensor
+        Like `x` and `scales` of `dispatch_expanded_fp8`, a row for each choice of a local expert; rows that no choice
+        has are 0.
+    topk_weights, ends, routes
+        As in `ExpandedRows`.
+    """
+
+    x: Tensor
+    scales: Tensor
+    topk_weights: Tensor
+    ends: Tensor
+    routes: list[Tensor]
+
+
+def dispatch_expanded_fp8(
+    x: Tensor,
+    scales: Tensor,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    num_experts: int,
+    group: str,
+    expert_alignment: int = 1,
+    num_max_tokens: int = 0,
+) -> ScaledExpandedRows:
+    """Send FP8 rows with their scales, and group them by expert. Without gradients.
+
+    Parameters
+    ----------
+    x, scales
+        As in `dispatch_fp8`.
+    topk_idx, topk_weights, num_experts, group, expert_alignment, num_max_tokens
+        As in `dispatch_expanded`.
+
+    Returns
+    -------
+    ScaledExpandedRows
+
+    Raises
+    ------
+    TypeError, ValueError, DeepEPError, DeepEPTimeout
+        As `dispatch_expanded`.
+    """
+    return ScaledExpandedRows(
+        *_dispatch(
+            x.detach(),
+            scales,
+            topk_idx,
+            topk_weights.detach(),
+            num_experts,
+            expert_alignment,
+            num_max_tokens,
+            False,
+            group,
+        )
+    )
 
 
 def combine_expanded(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
@@ -115,26 +182,29 @@ def combine_expanded(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
 @torch.library.custom_op(
     "deep_ep::dispatch_expanded",
     mutates_args=(),
-    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, int num_experts, int expert_alignment, "
-    "int num_max_tokens, str group) -> (Tensor recv_x, Tensor recv_topk_weights, Tensor ends, Tensor[] routes)",
+    schema="(Tensor x, Tensor? scales, Tensor topk_idx, Tensor topk_weights, int num_experts, int expert_alignment, "
+    "int num_max_tokens, bool fp8, str group) "
+    "-> (Tensor recv_x, Tensor recv_scales, Tensor recv_topk_weights, Tensor ends, Tensor[] routes)",
 )
 def _dispatch(
     x: Tensor,
+    scales: Tensor | None,
     topk_idx: Tensor,
     topk_weights: Tensor,
     num_experts: int,
     expert_alignment: int,
     num_max_tokens: int,
+    fp8: bool,
     group: str,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     buffer = buffer_of(group)
-    check_rows("x", x, buffer)
+    rows = rows_to_send(x, scales, fp8, buffer)
     host_waits = integer("num_max_tokens", num_max_tokens, 0, MAX_TOKENS) == 0
     if not host_waits and x.shape[0] > num_max_tokens:
         raise ValueError(f"x: {x.shape[0]} tokens, expected at most num_max_tokens={num_max_tokens}")
     buffer.check()
     given = Routed(
-        x=as_rows(x),
+        x=rows,
         topk_idx=topk_idx.contiguous(),
         topk_weights=topk_weights.contiguous(),
         num_experts=num_experts,
@@ -144,23 +214,26 @@ def _dispatch(
         expands=True,
         zero_padding=True,
     )
-    recv_x, _, recv_topk_weights, handle, _ = dispatch_anew(buffer._engine, given, 0)
+    received, _, recv_topk_weights, handle, _ = dispatch_anew(buffer._engine, given, 0)
     assert handle.expanded is not None
     if not host_waits:
-        _zero_beyond(recv_x, handle.expanded)
-    return recv_x, recv_topk_weights, handle.psum_num_recv_tokens_per_expert, to_expanded_routes(buffer, handle)
+        _zero_beyond(received, handle.expanded)
+    ends, routes = handle.psum_num_recv_tokens_per_expert, to_expanded_routes(buffer, handle)
+    return *received_rows(received, fp8), recv_topk_weights, ends, routes
 
 
 @_dispatch.register_fake
 def _(
     x: Tensor,
+    scales: Tensor | None,
     topk_idx: Tensor,
     topk_weights: Tensor,
     num_experts: int,
     expert_alignment: int,
     num_max_tokens: int,
+    fp8: bool,
     group: str,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     buffer, context = buffer_of(group), torch.library.get_ctx()
     local = num_experts // buffer.group_size
     if num_max_tokens:
@@ -169,7 +242,7 @@ def _(
     else:
         received, rows = context.new_dynamic_size(), context.new_dynamic_size()
     return (
-        x.new_empty((rows, x.shape[1])),
+        *like_received(x, scales, rows),
         topk_weights.new_empty((rows,)),
         torch.empty(local, dtype=torch.int32, device=x.device),
         empty_expanded_routes(buffer, x, topk_idx, received, num_experts),
@@ -178,13 +251,15 @@ def _(
 
 def _keep_routes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.group = inputs[-1]
-    ctx.save_for_backward(*output[3])
+    ctx.save_for_backward(*output[-1])
 
 
-def _dispatch_backward(ctx: Any, grad_x: Tensor, grad_weights: Tensor, _: None, __: list[None]) -> tuple[Any, ...]:
+def _dispatch_backward(
+    ctx: Any, grad_x: Tensor, _: Tensor, grad_weights: Tensor, __: None, ___: list[None]
+) -> tuple[Any, ...]:
     """Sum the gradients of a token's rows, which a combine returns to its owner."""
     grad_x, of_weights = _combine_with_weights(grad_x, grad_weights, list(ctx.saved_tensors), ctx.group)
-    return grad_x, None, of_weights, None, None, None, None
+    return grad_x, None, None, of_weights, *[None] * 5
 
 
 # --- combine --------------------------------------------------------------------------------------------------
@@ -267,11 +342,11 @@ def _(x: Tensor, routes: list[Tensor], rows: int, group: str) -> Tensor:
     return x.new_empty((rows, x.shape[1]))
 
 
-def _zero_beyond(x: Tensor, layout: Expanded) -> None:
+def _zero_beyond(received: Tensor | tuple[Tensor, Tensor], layout: Expanded) -> None:
     """Zero the rows after those of the last expert, so that no gradient depends on uninitialized memory."""
     align = layout.alignment
     end = ((layout.expert_rows + align - 1) // align * align).sum()
-    x.masked_fill_((torch.arange(x.shape[0], device=x.device) >= end).unsqueeze(1), 0)
+    zero_rows(received, torch.arange(layout.expanded_rows, device=end.device) >= end)
 
 
 _dispatch.register_autograd(_dispatch_backward, setup_context=_keep_routes)

@@ -7,24 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.arguments import ROW_ALIGNMENT, describe
 from deep_ep_py.ops.registry import buffer_of
 from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, tokens_of, zero_padding
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """Return x, or a contiguous, aligned copy of it: gradients may be expanded, or views of other tensors."""
-    if x.is_contiguous() and x.data_ptr() % ROW_ALIGNMENT == 0:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def check_rows(name: str, x: Tensor, buffer: Buffer) -> None:
-    """Check that rows are of the type that combine returns, which otherwise fails only after the experts' work."""
-    if x.dtype != torch.bfloat16 or x.dim() != 2 or x.device != buffer.device:
-        raise TypeError(f"{name}={describe(x)}: expected bfloat16 [tokens, hidden] on {buffer.device}")
-
+from deep_ep_py.ops.row_types import as_rows, like_received, received_rows, rows_to_send
 
 # --- dispatch -------------------------------------------------------------------------------------------------
 
@@ -32,19 +17,26 @@ def check_rows(name: str, x: Tensor, buffer: Buffer) -> None:
 @torch.library.custom_op(
     "deep_ep::dispatch",
     mutates_args=(),
-    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, int num_experts, int num_worst_tokens, str group) "
-    "-> (Tensor recv_x, Tensor recv_topk_idx, Tensor recv_topk_weights, Tensor[] routes)",
+    schema="(Tensor x, Tensor? scales, Tensor topk_idx, Tensor topk_weights, int num_experts, int num_worst_tokens, "
+    "bool fp8, str group) "
+    "-> (Tensor recv_x, Tensor recv_scales, Tensor recv_topk_idx, Tensor recv_topk_weights, Tensor[] routes)",
 )
 def dispatch(
-    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, num_experts: int, num_worst_tokens: int, group: str
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    x: Tensor,
+    scales: Tensor | None,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    num_experts: int,
+    num_worst_tokens: int,
+    fp8: bool,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """Send tokens to the ranks of their experts."""
     buffer = buffer_of(group)
-    check_rows("x", x, buffer)
-    topk_idx = topk_idx.contiguous()
+    rows, topk_idx = rows_to_send(x, scales, fp8, buffer), topk_idx.contiguous()
     per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
-    recv_x, recv_topk_idx, recv_topk_weights, _, handle, _ = buffer.dispatch(
-        as_rows(x),
+    received, recv_topk_idx, recv_topk_weights, _, handle, _ = buffer.dispatch(
+        rows,
         topk_idx=topk_idx,
         topk_weights=topk_weights.contiguous(),
         num_tokens_per_rank=per_rank,
@@ -54,17 +46,24 @@ def dispatch(
         num_worst_tokens=num_worst_tokens,
     )
     routes = to_routes(buffer, handle, num_worst_tokens > 0)
-    zero_padding(buffer, recv_x, routes)
-    return recv_x, recv_topk_idx, recv_topk_weights, routes
+    zero_padding(buffer, received, routes)
+    return *received_rows(received, fp8), recv_topk_idx, recv_topk_weights, routes
 
 
 @dispatch.register_fake
 def _(
-    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, num_experts: int, num_worst_tokens: int, group: str
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    rows = num_worst_tokens or torch.library.get_ctx().new_dynamic_size()
+    x: Tensor,
+    scales: Tensor | None,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    num_experts: int,
+    num_worst_tokens: int,
+    fp8: bool,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    rows: Any = num_worst_tokens or torch.library.get_ctx().new_dynamic_size()
     return (
-        x.new_empty((rows, x.shape[1])),
+        *like_received(x, scales, rows),
         topk_idx.new_empty((rows, topk_idx.shape[1])),
         topk_weights.new_empty((rows, topk_idx.shape[1])),
         empty_routes(buffer_of(group), x, rows),
@@ -73,18 +72,20 @@ def _(
 
 def _keep_routes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.group = inputs[-1]
-    _, recv_topk_idx, _, routes = output
+    _, _, recv_topk_idx, _, routes = output
     ctx.save_for_backward(recv_topk_idx, *routes)
 
 
-def _dispatch_backward(ctx: Any, grad_x: Tensor, _: None, grad_weights: Tensor, __: list[None]) -> tuple[Any, ...]:
+def _dispatch_backward(
+    ctx: Any, grad_x: Tensor, _: Tensor, __: None, grad_weights: Tensor, ___: list[None]
+) -> tuple[Any, ...]:
     """Sum the gradients of a token's copies, which a combine returns to its owner."""
     recv_topk_idx, *routes = ctx.saved_tensors
-    if not ctx.needs_input_grad[2]:
-        return combine(grad_x, routes, ctx.group), None, None, None, None, None
+    if not ctx.needs_input_grad[3]:
+        return combine(grad_x, routes, ctx.group), *[None] * 7
     grad_weights = grad_weights.masked_fill(recv_topk_idx < 0, 0)  # these weights are 0, whatever was sent
     grad_x, grad_weights = combine_with_weights(grad_x, grad_weights, routes, ctx.group)
-    return grad_x, None, grad_weights, None, None, None
+    return grad_x, None, None, grad_weights, *[None] * 4
 
 
 # --- dispatch_again -------------------------------------------------------------------------------------------

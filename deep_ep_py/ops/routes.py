@@ -13,6 +13,7 @@ from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.normal.handles import DispatchHandle
 from deep_ep_py.modes.normal.plans import TwoHopPlan, way_of
 from deep_ep_py.ops.registry import serial_of
+from deep_ep_py.ops.row_types import zero_rows
 
 _NUMBERS, _PLAN = 0, 1
 _NUMBERS_OF_ROUTES = 5
@@ -99,11 +100,12 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
     return DispatchHandle(buffer._engine, plan, None, routes[-1], topk, operation, generation)
 
 
-def zero_padding(buffer: Buffer, recv_x: torch.Tensor, routes: list[torch.Tensor]) -> None:
+def zero_padding(
+    buffer: Buffer, received: torch.Tensor | tuple[torch.Tensor, torch.Tensor], routes: list[torch.Tensor]
+) -> None:
     """Zero the rows that no rank sent, so that no gradient depends on uninitialized memory."""
     padded = bool(routes[_NUMBERS][-1])
     if padded:
         topology = buffer._engine.topology
-        received = way_of(topology).of(topology, routes[_PLAN:-1]).received()
-        beyond = torch.arange(recv_x.shape[0], device=recv_x.device) >= received
-        recv_x.masked_fill_(beyond.unsqueeze(1), 0)
+        count = way_of(topology).of(topology, routes[_PLAN:-1]).received()
+        zero_rows(received, torch.arange(rows_of(routes), device=count.device) >= count)

@@ -131,9 +131,10 @@ def test_torch_finds_nothing_wrong_with_the_ops(most: int, monkeypatch: pytest.M
     def on_the_rank(group: Any) -> None:
         buffer = make_buffer(group, case, "peer")
         name = ops.register(buffer)
-        given = (leaf(work.x[0]), work.topk_idx[0], leaf(work.topk_weights[0]), case.experts, ALIGNMENT, most, name)
-        torch.library.opcheck(op.dispatch_expanded.default, given)
-        got = ops.dispatch_expanded(*given[:4], name, ALIGNMENT, most)
+        given = (leaf(work.x[0]), work.topk_idx[0], leaf(work.topk_weights[0]), case.experts)
+        sizes = (ALIGNMENT, most, False, name)
+        torch.library.opcheck(op.dispatch_expanded.default, (given[0], None, *given[1:], *sizes))
+        got = ops.dispatch_expanded(*given, name, ALIGNMENT, most)
         rows, weights = got.x.detach(), got.topk_weights.detach()
         torch.library.opcheck(op.combine_expanded.default, (leaf(rows), got.routes, name))
         torch.library.opcheck(op.combine_expanded_with_weights.default, (rows, weights, got.routes, name))

@@ -208,9 +208,9 @@ def test_torch_finds_nothing_wrong_with_the_ops(worst: int, monkeypatch: pytest.
     def on_the_rank(group: Any) -> None:
         buffer = make_buffer(group, case, "peer")
         name = ops.register(buffer)
-        given = (leaf(work.x[0]), work.topk_idx[0], leaf(work.topk_weights[0]), case.experts, worst, name)
-        torch.library.opcheck(op.dispatch.default, given)
-        received = ops.dispatch(*given[:4], name, worst)
+        given = (leaf(work.x[0]), work.topk_idx[0], leaf(work.topk_weights[0]), case.experts)
+        torch.library.opcheck(op.dispatch.default, (given[0], None, *given[1:], worst, False, name))
+        received = ops.dispatch(*given, name, worst)
         routes = received.routes
         rows = leaf(received.x.detach())
         torch.library.opcheck(op.combine.default, (rows, routes, name))
