@@ -166,6 +166,12 @@ def test_steps_that_never_wait_on_the_host(double: Path, workers: Path, tmp_path
     assert printed.split("\n")[: len(cases)] == cases
 
 
+def test_a_layer_as_a_graph(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Router, dispatch, experts and combine, forward and backward, replayed on other tokens with other choices."""
+    printed = on_threads(double, workers / "layer_replays.py", tmp_path / "log")
+    assert printed.split("\n")[:3] == ["bf16", "fp8", "refused"]
+
+
 def test_low_latency_mode_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
     """The cases that compute-sanitizer runs, where no two kernels run side by side."""
     program, environment = str(workers / "gpu_case.py"), {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "DOUBLE_SERIAL": "1"}

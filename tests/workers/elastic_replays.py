@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
+import host_waits
 import oracle
 import pretend_gpu
 from cases import BY_NAME
@@ -23,10 +23,6 @@ from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial, summed, summed_one_by_one
 
 ALIGNMENT = 8
-
-
-def refuse(*_: Any, **__: Any) -> Any:
-    raise AssertionError("the host waits")
 
 
 def driver_calls() -> str:
@@ -148,7 +144,7 @@ def ops_in_a_step(buffer: Any, trial: ElasticTrial) -> None:
     name, operations = ops.register(buffer, f"rank {buffer.rank_idx}"), buffer.stats()["operations"]
     x, weights = (given[rank].clone().requires_grad_() for given in (inputs.x, inputs.topk_weights))
     most = max(len(rows) for rows in inputs.x)
-    with watching() as kept, pretend_gpu.Graph().capture(), patch.object(torch.Tensor, "item", refuse):
+    with watching() as kept, pretend_gpu.Graph().capture():
         got = ops.dispatch_expanded(x, inputs.topk_idx[rank], weights, trial.work.num_experts, name, ALIGNMENT, most)
         rows = got.x * got.topk_weights.bfloat16().unsqueeze(1)
         ops.combine_expanded(rows, got.routes, name).sum().backward()
@@ -163,7 +159,7 @@ def replays(group: Any, fabric: str, expanded: bool, **options: Any) -> None:
     group.barrier()
     before = driver_calls()
     group.barrier()
-    with patch.object(Engine, "_run", refuse), patch.object(type(buffer._engine.device), "synchronize", refuse):
+    with host_waits.refused():
         step = Step(buffer, trials[0], expanded)
         if expanded:
             ops_in_a_step(buffer, trials[0])
@@ -180,6 +176,7 @@ def replays(group: Any, fabric: str, expanded: bool, **options: Any) -> None:
 def main() -> None:
     pretend_gpu.install(compile_kernels=False)
     watch()
+    host_waits.install()
     for fabric in ("peer", "proxy"):
         for expanded in (False, True):
             run_ranks(4, replays, fabric, expanded, device="cuda")
