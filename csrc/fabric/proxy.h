@@ -2,7 +2,7 @@
 // drive itself, and for networks without NICs. A put's signal is a total that the receiver's host stores once all of
 // the put has arrived, in a word in its own memory (wire/host_words.h).
 //
-// Ring and meeting are in memory that both kernels and host reach: host memory, pinned for a GPU. State that only
+// Ring and progress are in memory that both kernels and host reach: host memory, pinned for a GPU. State that only
 // kernels use, the counts of a ring, is in their own memory and is accessed at device scope. A thread reserves slots
 // only when they are free, and then fills them without waiting. Therefore a kernel that gives up leaves no gap in a
 // ring.
@@ -15,14 +15,14 @@
 namespace deep_ep::fabric {
 
 // The host's report to the kernels about a ring. Only the host stores these words; kernels load them.
-struct ProxyMeeting {
+struct ProxyProgress {
     alignas(64) u64 taken;    // commands that the host has copied out: their slots are free
     alignas(64) u64 retired;  // of this many first commands, the sources have been read and the targets written
 };
 
 struct ProxyRing {
     wire::proxy::Command* commands;
-    const ProxyMeeting* meeting;
+    const ProxyProgress* progress;
     u64 reserved;  // commands reserved by threads, counted since the ring was made
     u64 free;      // `reserved` may grow up to here: at most `taken` plus a ring's length
 };
@@ -50,7 +50,7 @@ using device::Scope;
 DEEP_EP_DEVICE bool has_room(ProxyRing& ring, u32 commands, u64 end) {
     u64 known = device::load_acquire<Scope::kDevice>(&ring.free);
     if (end <= known) return true;
-    const u64 now = device::load_acquire<Scope::kSystem>(&ring.meeting->taken) + commands;
+    const u64 now = device::load_acquire<Scope::kSystem>(&ring.progress->taken) + commands;
     while (known < now) {
         const u64 before = known;
         // Release: a thread that acquires `free` may write where the host has read. Litmus: nic_completion.
@@ -67,8 +67,9 @@ DEEP_EP_DEVICE bool reserve(ProxyRing& ring, u32 commands, Waiter& waiter, u32 c
     begin = device::load_relaxed<Scope::kDevice>(&ring.reserved);
     for (;;) {
         const u64 end = begin + count;
-        if (!has_room(ring, commands, end) && !waiter.wait(wire::Phase::kPost, -1, &ring.meeting->taken, end - commands,
-                                                           [&] { return has_room(ring, commands, end); })) {
+        if (!has_room(ring, commands, end) &&
+            !waiter.wait(wire::Phase::kPost, -1, &ring.progress->taken, end - commands,
+                         [&] { return has_room(ring, commands, end); })) {
             return false;
         }
         const u64 found = device::cas_relaxed<Scope::kDevice>(&ring.reserved, begin, end);
@@ -115,7 +116,7 @@ DEEP_EP_DEVICE bool quiet(const Peers&, Proxy& net, Waiter& waiter, Completion&)
     for (u32 i = 0; i < net.count; ++i) {
         const ProxyRing& ring = net.rings[i];
         const u64 posted = device::load_relaxed<device::Scope::kDevice>(&ring.reserved);
-        done = waiter.wait_word(wire::Phase::kQuiet, -1, &ring.meeting->retired, posted) && done;
+        done = waiter.wait_word(wire::Phase::kQuiet, -1, &ring.progress->retired, posted) && done;
     }
     return done;
 }

@@ -9,7 +9,7 @@
 
 #include "ptx/count/thread.h"
 #include "ptx/module.h"
-#include "ptx/order/meeting.h"
+#include "ptx/order/barrier_clocks.h"
 #include "ptx/order/shadow.h"
 
 namespace deep_ep::ptx {
@@ -73,7 +73,7 @@ class Block {
 
     // Accesses to its shared memory, and its barriers, while the order of accesses is watched.
     Shadow shadow;
-    std::map<u64, Meeting> meetings;
+    std::map<u64, BarrierClocks> barrier_clocks;
 
     // Whether bulk copies into its shared memory exist that no thread has waited for.
     bool has_loads() const {

@@ -15,7 +15,7 @@ void synchronize_warp(Lane& lane, Step step) {
     const u32 mask = lane.get<u32>(step.operands[0]), warp = threadIdx.x / 32;
     // Numbered above the block's barriers: each mask of each warp has its own.
     const u64 barrier = (u64{1} << 63) | static_cast<u64>(warp) << 32 | mask;
-    lane.meet(barrier, [&] { return cpu::collective(Collective::kSyncWarp, mask, 0, 0, lane.site()); });
+    lane.sync(barrier, [&] { return cpu::collective(Collective::kSyncWarp, mask, 0, 0, lane.site()); });
 }
 
 // d|p, value, b, c, mask. The source lane follows PTX ISA, "shfl.sync".
@@ -64,7 +64,7 @@ void synchronize_block(Lane& lane, Step step) {
     lane.align(step);
     const u32 threads = step.count > 1 ? lane.get<u32>(step.operands[1]) : 0;
     const u32 barrier = lane.get<u32>(step.operands[0]);
-    lane.meet(barrier, [&] { return cpu::barrier(barrier, threads, false, lane.site()); });
+    lane.sync(barrier, [&] { return cpu::barrier(barrier, threads, false, lane.site()); });
 }
 
 // all, barrier[, threads], mine
@@ -75,7 +75,7 @@ void any_of_block(Lane& lane, Step step) {
     const bool mine = lane.holds(step.operands[step.count - 1]);
     const u32 barrier = lane.get<u32>(step.operands[1]);
     lane.set<bool>(step.operands[0],
-                   lane.meet(barrier, [&] { return cpu::barrier(barrier, threads, mine, lane.site()); }));
+                   lane.sync(barrier, [&] { return cpu::barrier(barrier, threads, mine, lane.site()); }));
 }
 
 const Handlers& handlers() {

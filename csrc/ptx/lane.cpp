@@ -241,7 +241,7 @@ cpu::Site Lane::site() const {
 
 // --- the order of accesses --------------------------------------------------------------------------
 
-Meeting& Lane::meeting_of(u64 barrier) { return block_.meetings[barrier]; }
+BarrierClocks& Lane::clocks_of(u64 barrier) { return block_.barrier_clocks[barrier]; }
 
 Made Lane::made(const void* memory, u64 bytes, Scope scope) const {
     return {actor_->now(), actor_->rank,     actor_->block, scope, reinterpret_cast<u64>(memory),

@@ -15,7 +15,7 @@
 #include "ptx/bulk_stores.h"
 #include "ptx/count/thread.h"
 #include "ptx/image.h"
-#include "ptx/order/meeting.h"
+#include "ptx/order/barrier_clocks.h"
 #include "ptx/order/order.h"
 
 namespace deep_ep::ptx {
@@ -104,15 +104,15 @@ class Lane {
     void store_word(const T* word, T before, T after, const Strong& strong, bool updates) {
         if (actor_) note_store(word, sizeof(T), {before, after, strong.releases, updates}, strong);
     }
-    // Meets other threads of the block at the barrier with this number, by calling `meet`.
-    template <class Meet>
-    auto meet(u64 barrier, Meet meet) {
-        if (!actor_) return meet();
-        Meeting& meeting = meeting_of(barrier);
-        const u64 number = meeting.arrive(actor_->clock);
+    // Waits for other threads of the block at the barrier with this number, by calling `sync`.
+    template <class Sync>
+    auto sync(u64 barrier, Sync sync) {
+        if (!actor_) return sync();
+        BarrierClocks& clocks = clocks_of(barrier);
+        const u64 round = clocks.arrive(actor_->clock);
         actor_->tick();
-        const auto result = meet();
-        meeting.leave(number, actor_->clock);
+        const auto result = sync();
+        clocks.leave(round, actor_->clock);
         return result;
     }
     // The generic address of an address in `space`.
@@ -167,7 +167,7 @@ class Lane {
     u8* part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what);
     u8* shared(u64 offset, u64 bytes, Access access);
     void count(const Instruction& instruction);
-    Meeting& meeting_of(u64 barrier);
+    BarrierClocks& clocks_of(u64 barrier);
     u64 note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old);
     void note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong);
     Made made(const void* memory, u64 bytes, Scope scope) const;

@@ -15,7 +15,7 @@ SECTOR_BYTES = 32
 _KIB = 1024
 _ROW_LOAD_BYTES = 16  # per thread, at least
 _WAITING = "wait.h:"
-_MEETING = "atom.acq_rel.gpu.add"  # Operation::is_last_at
+_GRID_BARRIER = "atom.acq_rel.gpu.add"  # Operation::is_last_at
 _KINDS = (
     ("system scope", re.compile(r"^(ld|st|atom|red)\..*\bsys\b")),
     ("device and block scope", re.compile(r"^(ld|st|atom|red)\..*\b(gpu|cta)\b(?!.*bulk)")),
@@ -96,7 +96,7 @@ class KernelProfile:
         Whether the kernel loads or stores at least half as many bytes as the rows have.
     block_barriers : int
         Number of block barriers of the thread that has executed the most.
-    grid_meetings : float
+    grid_barriers : float
         How often a block synchronizes with the others of its grid, by an acquire-release atomic at device scope.
     system_scope : int
         Accesses of warps at system scope, except those spent waiting.
@@ -124,7 +124,7 @@ class KernelProfile:
     trips: float
     moves_rows: bool
     block_barriers: int
-    grid_meetings: float
+    grid_barriers: float
     system_scope: int
     lines: tuple[Line, ...]
 
@@ -201,7 +201,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
     lines: defaultdict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
     for one in reports:
         kind = kind_of(one.opcode, one.place)
-        totals["grid_meetings"] += one.threads if one.opcode.startswith(_MEETING) else 0
+        totals["grid_barriers"] += one.threads if one.opcode.startswith(_GRID_BARRIER) else 0
         kinds[kind] += one.warps
         if kind == "waiting":
             continue
@@ -236,7 +236,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
         trips=kernel.row_trips / kernel.warps if kernel.warps else 0.0,
         moves_rows=totals["row_bytes"] >= kib * _KIB / 2 > 0,
         block_barriers=kernel.max_block_barriers,
-        grid_meetings=totals["grid_meetings"] / max(kernel.blocks, 1),
+        grid_barriers=totals["grid_barriers"] / max(kernel.blocks, 1),
         system_scope=kinds["system scope"],
         lines=tuple(Line(*where, *(counts[figure] for figure in _LINE_FIGURES)) for where, counts in ordered),
     )

@@ -71,7 +71,7 @@ def _overview(
         title = f"  GB/s at {latency:,.0f} ns, {name}"
         row(title, *(_of_rows(one, f"{one.bandwidth(blocks, latency):,.0f}") for one in found))
     row("block barriers", *(str(one.block_barriers) for one in found))
-    row("grid barriers, per block", *(f"{one.grid_meetings:.0f}" for one in found))
+    row("grid barriers, per block", *(f"{one.grid_barriers:.0f}" for one in found))
     row("accesses at system scope", *(f"{one.system_scope:,}" for one in found))
     if sass:
         codes = [sass.get(one.name) for one in found]

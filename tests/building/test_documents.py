@@ -12,16 +12,13 @@ import click
 import pytest
 
 from deep_ep_py.__main__ import _COMMANDS, main
+from documents import BLOCK, DOCS, PAGES
 from places import ROOT
 
 pytestmark = pytest.mark.once
 
-DOCS = ROOT / "docs"
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted(DOCS.glob("*.md"))]
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 README_LINES = 250
-BLOCK = re.compile(r"^```(?s:.*?)^```$|(?:(?<=\n\n)|\A) {4,}.*(?:\n+ {4,}.*)*", re.M)
-"""A fenced or an indented block of code."""
 
 
 def without_code(text: str, inline: bool) -> str:

@@ -11,19 +11,9 @@ import pytest
 
 import deep_ep_py as deep_ep
 from deep_ep_py.testing import run_ranks
-from places import ROOT
+from documents import snippet
 
 pytestmark = pytest.mark.once
-
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-
-
-def snippet(marker: str) -> str:
-    """Return the only Python example in all documents that contains `marker`."""
-    texts = [path.read_text() for path in DOCUMENTS]
-    examples = [code for text in texts for code in re.findall(r"```python\n(.*?)```", text, re.S)]
-    (found,) = [code for code in examples if marker in code]
-    return found
 
 
 @pytest.mark.parametrize(

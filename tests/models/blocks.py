@@ -25,16 +25,16 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Meetings:
-    """After each wait the warps meet at a barrier. It tells both whether either has reported that some warp has given
+class Barriers:
+    """After each wait the warps wait at a barrier. It tells both whether either has reported that some warp has given
     up; then both continue, or both leave.
     """
 
     every_barrier_is_met: bool = True  # without it a warp that gives up leaves at once
     looks_behind_its_wait: bool = True  # without it a warp reports what it saw before its wait
     barrier_joins_answers: bool = True  # without it each warp checks for itself after the barrier
-    nothing_after_giving_up: bool = True  # without it warp 1 gives `free` whatever the last meeting has decided
-    waits: int = 2  # with a meeting after each; then warp 1 gives `free`
+    nothing_after_giving_up: bool = True  # without it warp 1 gives `free` whatever the last barrier has decided
+    waits: int = 2  # with a barrier after each; then warp 1 gives `free`
 
     def initial(self) -> Block:
         return Block()

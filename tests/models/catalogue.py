@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .blocks import Meetings
+from .blocks import Barriers
 from .explore import Model, explore
 from .failures import Failures, Passing
 from .masking import Masking
@@ -88,10 +88,10 @@ CASES = (
     Case("P12", Failures(), "last_look", 15, WRONG_ROWS),
     Case("P12", Passing(), "looks_before_it_sends", 8, "rows that are not B's"),
     Case("P12", Passing(), "answers_first", 7, "rows that are not B's"),
-    Case("P14", Meetings(), "every_barrier_is_met", 3, DEADLOCK),
-    Case("P14", Meetings(waits=1), "looks_behind_its_wait", 6, "given back after the block has given up"),
-    Case("P14", Meetings(), "barrier_joins_answers", 8, DEADLOCK),
-    Case("P14", Meetings(waits=1), "nothing_after_giving_up", 6, "given back after the block has given up"),
+    Case("P14", Barriers(), "every_barrier_is_met", 3, DEADLOCK),
+    Case("P14", Barriers(waits=1), "looks_behind_its_wait", 6, "given back after the block has given up"),
+    Case("P14", Barriers(), "barrier_joins_answers", 8, DEADLOCK),
+    Case("P14", Barriers(waits=1), "nothing_after_giving_up", 6, "given back after the block has given up"),
     Case("P14", Posting(), "taken_when_free", 9, DEADLOCK),
     Case("P14", Posting(), "looks_again", 14, "the NIC finds request 4 in the place of 0"),
     Case("P14", Posting(), "room_for_all", 14, "the NIC finds request 4 in the place of 0"),
@@ -135,7 +135,7 @@ LARGER = (
     Orders(calls=4),
     Regions(senders=2, operations=3),
     Regions(regions=2, senders=2, operations=4),
-    Meetings(waits=3),
+    Barriers(waits=3),
     Commands(commands=4, puts=((1, 2, 2), (2, 1), (1, 1))),
     Messages(messages=3),
 )

@@ -14,8 +14,8 @@ _MAPPED = ("low latency", "low latency mixed")
 _PUTS = ("low latency weak", "low latency ibgda")
 
 _SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);"
-_SHARES_JOINED = "    if (!op.meet()) return false;  // the block's stores come before its share of each signal\n"
-_ROWS_JOINED = "    if (!op.meet()) return false;  // all warps' rows come before the first one's put\n"
+_SHARES_JOINED = "    if (!op.sync_block()) return false;  // the block's stores come before its share of each signal\n"
+_ROWS_JOINED = "    if (!op.sync_block()) return false;  // all warps' rows come before the first one's put\n"
 _EMPTY_PUT = "op.put_signal(layout.forwarder(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
 _LAST = "if (!op.last_warp(kFinished)) return;"
 _FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: routings of one warp's used by others before it has them",
         _RECEIVE,
-        "        if (!op.meet()) return false;\n        const u32 next",
+        "        if (!op.sync_block()) return false;\n        const u32 next",
         "        const u32 next",
         "exact",
         *LOW_LATENCY,

@@ -16,7 +16,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "bool goes_on = !masks_ranks();",
         "bool goes_on = true;",
         "exact",
-        "meetings",
+        "barriers",
     ),
     one(
         "masks: a masked rank takes part",

@@ -112,7 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: counts signalled before the block has stored them",
         _NOTIFY,
-        "    if (!op.meet()) return false;  // the whole block's stores come before each thread's release\n",
+        "    if (!op.sync_block()) return false;  // the whole block's stores come before each thread's release\n",
         "",
         "tsan",
         *TWO_HOPS,
@@ -120,7 +120,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: running sums made before all rows are there",
         _NOTIFY,
-        "if (!op.meet() || device::warp() != 0) return;",
+        "if (!op.sync_block() || device::warp() != 0) return;",
         "if (device::warp() != 0) return;",
         "tsan",
         "two hops ibgda",
@@ -223,7 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: outputs used before all warps have found them",
         _DISPATCH,
-        "return op.meet_group(threads);",
+        "return op.sync_group(threads);",
         "return !op.failed();",
         "exact",
         *TWO_HOPS,
@@ -322,7 +322,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "return ready() || op.wait(pending, ready);",
         "if (ready()) return true;\n    const Pending first = pending;\n    return op.wait(first, ready);",
         "exact",
-        "meetings",
+        "barriers",
     ),
     silent(
         "two hops: a step is counted while lanes read the count",

@@ -57,7 +57,7 @@ def test_a_report(tmp_path: Path, mode: str) -> None:
         assert all((ROOT / "csrc" / line["file"]).is_file() for line in kernel["lines"])
         assert 1.0 <= kernel["sectors_ratio"] < 1.1
         assert kernel["peer_sectors"] > 0 and kernel["row_bytes_in_flight"] > 0
-        assert kernel["grid_meetings"] >= 1
+        assert kernel["grid_barriers"] >= 1
         assert sum(kernel["kinds"].values()) == kernel["instructions"] + kernel["waiting"]
 
 

@@ -195,8 +195,8 @@ def test_waits_of_some_calls_have_another_bound(inside: bool) -> None:
         assert texts and all(f"after {2.5 if inside else 30:g} s" in text for text in texts)
 
 
-def test_all_threads_leave_a_meeting_with_the_same_answer() -> None:
+def test_all_threads_leave_a_barrier_with_the_same_answer() -> None:
     """Regardless of which thread gives up, and when; also the threads of a group that is joined separately."""
     for seed in range(1, 5):
-        result = run(build_protocol(), "meetings", str(seed))
+        result = run(build_protocol(), "barriers", str(seed))
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"

@@ -81,10 +81,10 @@ void Scheduler::retire(Fiber* fiber) {
         return;
     }
     Warp& warp = *fiber->warp;
-    for (unsigned i = 0; i < warp.meetings_open; i++) {
-        if ((warp.meetings[i].mask >> fiber->lane) & 1)
+    for (unsigned i = 0; i < warp.pending_count; i++) {
+        if ((warp.pending[i].mask >> fiber->lane) & 1)
             return fail(false, "a thread exits while lanes of its warp wait for it in a collective at " +
-                                   to_string(warp.meetings[i].opened_by) + " (" + describe(*fiber) + ")");
+                                   to_string(warp.pending[i].opened_by) + " (" + describe(*fiber) + ")");
     }
     warp.live &= ~(1u << fiber->lane);
     Block& block = *fiber->block;

@@ -27,24 +27,24 @@ void for_each_lane(u32 mask, Visit visit) {
     for (; mask; mask &= mask - 1) visit(static_cast<unsigned>(__builtin_ctz(mask)));
 }
 
-// Returns the meeting that the caller joins. Meetings of disjoint sets of lanes may be open at the same time.
-Meeting& join(Warp& warp, u32 mask, Collective operation, Site site) {
+// Returns the collective that the caller joins. Collectives of disjoint sets of lanes may be open at the same time.
+PendingCollective& join(Warp& warp, u32 mask, Collective operation, Site site) {
     const u32 self = 1u << current->lane;
     if (current->agent) misuse(site, "an agent joined a warp collective");
     if (!(mask & self)) misuse(site, "the calling lane is not in the mask of its collective");
     if (mask & ~warp.live) misuse(site, "a collective's mask names a lane that has exited or does not exist");
-    Meeting* found = nullptr;
-    for (unsigned i = 0; i < warp.meetings_open; i++) {
-        Meeting& meeting = warp.meetings[i];
-        if (meeting.mask == mask) {
-            found = &meeting;
-        } else if ((meeting.mask & self) && (meeting.arrived & mask)) {
+    PendingCollective* found = nullptr;
+    for (unsigned i = 0; i < warp.pending_count; i++) {
+        PendingCollective& pending = warp.pending[i];
+        if (pending.mask == mask) {
+            found = &pending;
+        } else if ((pending.mask & self) && (pending.arrived & mask)) {
             misuse(site, "lanes of one warp wait for each other with different masks, the others at %s:%d",
-                   meeting.opened_by.file, meeting.opened_by.line);
+                   pending.opened_by.file, pending.opened_by.line);
         }
     }
     if (!found) {
-        found = &warp.meetings[warp.meetings_open++];
+        found = &warp.pending[warp.pending_count++];
         *found = {mask, 0, operation, site};
     }
     if (found->operation != operation)
@@ -87,7 +87,7 @@ u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site 
     const u32 bit = 1u << self->lane;
     self->what = name_of(operation);
     self->site = site;
-    Meeting& meeting = join(warp, mask, operation, site);
+    PendingCollective& pending = join(warp, mask, operation, site);
     warp.values[self->lane] = value;
     warp.sources[self->lane] = static_cast<u8>(source);
 
@@ -95,11 +95,11 @@ u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site 
     if (kTsan && operation == Collective::kSyncWarp) {
         const unsigned leader = __builtin_ctz(mask);
         point = &warp.sync[leader][warp.rounds[leader] % 2];
-        meeting.arrived ? point->release() : point->open();
+        pending.arrived ? point->release() : point->open();
     }
-    meeting.arrived |= bit;
-    if (meeting.arrived == mask) {
-        meeting = warp.meetings[--warp.meetings_open];
+    pending.arrived |= bit;
+    if (pending.arrived == mask) {
+        pending = warp.pending[--warp.pending_count];
         compute_results(warp, mask, operation, site);
         warp.rounds[__builtin_ctz(mask)]++;
         scheduler.collectives++;

@@ -46,7 +46,7 @@ struct Fiber {
 };
 
 // A collective in which some lanes of `mask` wait for the others.
-struct Meeting {
+struct PendingCollective {
     u32 mask = 0, arrived = 0;
     Collective operation = Collective::kSyncWarp;
     Site opened_by{};
@@ -54,12 +54,12 @@ struct Meeting {
 
 struct Warp {
     u32 live = 0;  // lanes that have not exited
-    unsigned meetings_open = 0;
+    unsigned pending_count = 0;
     u64 frozen_until = 0;
     Fiber* lanes[kWarpWidth] = {};
     u64 values[kWarpWidth], results[kWarpWidth];
     u8 sources[kWarpWidth];
-    Meeting meetings[kWarpWidth];
+    PendingCollective pending[kWarpWidth];
     // [lowest lane of the mask][round parity]: a lane already in the next round must not leak into this one.
     tsan::SyncPoint sync[kTsan ? kWarpWidth : 1][2];
     u8 rounds[kWarpWidth] = {};

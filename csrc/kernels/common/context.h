@@ -53,8 +53,8 @@ struct Context {
     u32 counted;         // latest generation of this Buffer that is counted in `failures`
 };
 
-// Points after which the last block of a kernel continues alone.
-enum Meeting : u32 { kCounted, kStored, kSent, kFinished, kMeetings };
+// Points at which the blocks of a kernel count their arrivals; the last to arrive continues alone.
+enum Arrival : u32 { kCounted, kStored, kSent, kFinished, kArrivals };
 
 // One per call, or per call of a captured graph. The operation's first kernel stores the number here; its later kernels
 // read it (P1). A successful operation leaves the ticket ready for the next one. What a failed operation leaves belongs
@@ -65,10 +65,10 @@ struct Ticket {
     u64 arguments;  // hash of what all ranks must agree on; messages carry it
     u32 region;
     fabric::Completion completion;
-    u32 failed;                 // generation in which a block of this call has given up: its other blocks need not wait
-    u32 claimed;                // generation in which a thread was the first to give up; that thread writes the record
-    u32 generation;             // of the fields below and of `completion`; see Operation::renew_ticket
-    u32 blocks_met[kMeetings];  // last-block counters
+    u32 failed;      // generation in which a block of this call has given up: its other blocks need not wait
+    u32 claimed;     // generation in which a thread was the first to give up; that thread writes the record
+    u32 generation;  // of the fields below and of `completion`; see Operation::renew_ticket
+    u32 blocks_arrived[kArrivals];  // last-block counters
 };
 
 // Arguments of every kernel of an operation.

@@ -13,7 +13,7 @@ using wire::Phase;
 
 // Shared memory of a block.
 struct BlockState {
-    u32 gave_up;    // some thread of this block gave up: the whole block leaves at the next meeting
+    u32 gave_up;    // some thread of this block gave up: the whole block leaves at the next barrier
     u32 sent_last;  // this block was the last of the sending blocks to finish
 };
 
@@ -54,8 +54,8 @@ class Operation {
     // The same for a kernel whose blocks all begin an operation, without an earlier launch that takes its number: each
     // block reads the number here, and the last block to have sent takes it (end_send()). Therefore nothing is stored
     // before all blocks have read it. Everything a block must check is loaded at once, each word by its own thread, and
-    // one barrier joins the results. The block waits, and meets again, only if some rank has not given its region back
-    // yet.
+    // one barrier joins the results. The block waits, and synchronizes again, only if some rank has not given its
+    // region back yet.
     //
     // `ranks` is a constant where the shape is, so that no load waits for it.
     //
@@ -76,7 +76,7 @@ class Operation {
         goes_on = goes_on && !leaves;
         return !__syncthreads_or(!goes_on) || await_free();
     }
-    // One thread of each block, after the meeting that joins what the block has posted. Other threads may still add the
+    // One thread of each block, after the barrier that joins what the block has posted. Other threads may still add the
     // block's shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are
     // ordered by their launches; only a graph that is replayed alongside a call breaks that order, and then the ranks'
     // numbers differ.
@@ -175,7 +175,7 @@ class Operation {
             // The host reads the record after the kernel has ended, or once it acquires the mark.
             device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));
         }
-        // Hints that end waits early. Their consequences are decided at a meeting, so no order is needed.
+        // Hints that end waits early. Their consequences are decided at a barrier, so no order is needed.
         device::store_relaxed<Scope::kDevice>(&ticket_.failed, generation_);
         device::store_relaxed<Scope::kBlock>(&block_.gave_up, 1u);
     }
@@ -277,36 +277,36 @@ class Operation {
         }
         // `free` may have arrived because the others continued without this rank.
         if (threadIdx.x == 0 && masks_ranks() && !failed() && must_leave()) give_up(Phase::kNone, -1, 0, 0);
-        return meet();
+        return sync_block();
     }
 
-    // --- meeting
+    // --- barrier
     // ----------------------------------------------------------------------------------------------------------------
     // The whole block: a barrier that all threads leave with the same answer to whether to continue (P14). Each thread
     // checks before it arrives, so a thread that has given up itself reports that, and the barrier joins the reports.
     // Answers that the threads read separately after the barrier could differ, since other threads may have given up by
     // then.
-    DEEP_EP_DEVICE bool meet() { return !__syncthreads_or(failed()); }
+    DEEP_EP_DEVICE bool sync_block() { return !__syncthreads_or(failed()); }
 
     // The same for the first or last `threads` threads of the block.
-    DEEP_EP_DEVICE bool meet_group(u32 threads) { return !device::barrier_or(1, threads, failed()); }
+    DEEP_EP_DEVICE bool sync_group(u32 threads) { return !device::barrier_or(1, threads, failed()); }
 
     // The same for a warp.
-    DEEP_EP_DEVICE bool meet_warp() {
+    DEEP_EP_DEVICE bool sync_warp() {
         __syncwarp();  // a vote orders nothing
         return !__any_sync(device::kFullMask, failed());
     }
 
-    // The whole block: a meeting. Then returns true in the last block of the kernel to get here, which sees what the
+    // The whole block: a barrier. Then returns true in the last block of the kernel to get here, which sees what the
     // others stored before. A block that has given up never gets here, so the counter is not completed (P14).
-    DEEP_EP_DEVICE bool last_block(Meeting meeting) {
-        if (!meet()) return false;
-        return __syncthreads_or(threadIdx.x == 0 && is_last_at(meeting)) != 0;
+    DEEP_EP_DEVICE bool last_block(Arrival arrival) {
+        if (!sync_block()) return false;
+        return __syncthreads_or(threadIdx.x == 0 && is_last_at(arrival)) != 0;
     }
     // The same, but true only in that block's first warp, which does not wait for the other warps.
-    DEEP_EP_DEVICE bool last_warp(Meeting meeting) {
-        if (!meet() || device::warp() != 0) return false;
-        return broadcast(device::lane() == 0 && is_last_at(meeting)) != 0;
+    DEEP_EP_DEVICE bool last_warp(Arrival arrival) {
+        if (!sync_block() || device::warp() != 0) return false;
+        return broadcast(device::lane() == 0 && is_last_at(arrival)) != 0;
     }
 
     // --- sending
@@ -346,10 +346,10 @@ class Operation {
     }
 
     // The whole block, once all blocks of the call have posted: waits until no NIC reads this rank's memory for this
-    // call any longer (P4). A meeting must follow to join the threads.
+    // call any longer (P4). A barrier must follow to join the threads.
     DEEP_EP_DEVICE void quiet() { fabric::quiet(peers(), *this, ticket_.completion); }
 
-    // All threads of the block that was the last to send, after a meeting that follows end_send(): it sees what all
+    // All threads of the block that was the last to send, after a barrier that follows end_send(): it sees what all
     // blocks have posted.
     DEEP_EP_DEVICE bool sent_last() const { return block_.sent_last != 0; }
 
@@ -358,14 +358,14 @@ class Operation {
     DEEP_EP_DEVICE void finish() {
         quiet();
         if (threadIdx.x == 0) look_last();
-        // Some threads may have given up and others not: the meeting decides for all, and joins what they waited for.
+        // Some threads may have given up and others not: the barrier decides for all, and joins what they waited for.
         // It also orders the consume() calls of all threads before the release below.
-        if (meet()) give_back(threadIdx.x, blockDim.x);
+        if (sync_block()) give_back(threadIdx.x, blockDim.x);
     }
     // The same for the first warp of the last block, where a block has already called quiet().
     DEEP_EP_DEVICE void finish_warp() {
         if (device::lane() == 0) look_last();
-        if (meet_warp()) give_back(device::lane(), device::kWarpSize);
+        if (sync_warp()) give_back(device::lane(), device::kWarpSize);
     }
     // One thread: the last look (look_last()) for rows of others that this rank passes on to a third rank (P12). It
     // follows the warp's loads of these rows and precedes the sending of what was computed from them.
@@ -401,13 +401,13 @@ class Operation {
     }
     // One thread of each block: returns whether its block is the last of the kernel to get here. It then sees what the
     // others stored before (its acquire reads from their releases). Litmus: count_by_atomics.
-    DEEP_EP_DEVICE bool is_last_at(Meeting meeting) {
-        return device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u) == gridDim.x - 1;
+    DEEP_EP_DEVICE bool is_last_at(Arrival arrival) {
+        return device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_arrived[arrival], 1u) == gridDim.x - 1;
     }
-    // Threads `first`, `first + step`, ... of the last block, after the meeting that joins them.
+    // Threads `first`, `first + step`, ... of the last block, after the barrier that joins them.
     DEEP_EP_DEVICE void give_back(u32 first, u32 step) {
-        // All other blocks have reached their last meeting: no block of this call adds to the counts any longer.
-        for (u32 i = first; i < kMeetings; i += step) ticket_.blocks_met[i] = 0;
+        // All other blocks have reached their last barrier: no block of this call adds to the counts any longer.
+        for (u32 i = first; i < kArrivals; i += step) ticket_.blocks_arrived[i] = 0;
         for (u32 r = first; r < ranks(); r += step) {
             if (!hears(r) || masked(r)) continue;
             fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
@@ -473,7 +473,7 @@ class Operation {
         const u32 seen = device::load_acquire<Scope::kDevice>(&ticket_.generation);
         if (seen == generation_) return;
         if (seen != kRenewing && device::cas_relaxed<Scope::kDevice>(&ticket_.generation, seen, kRenewing) == seen) {
-            for (u32 i = 0; i < kMeetings; ++i) ticket_.blocks_met[i] = 0;
+            for (u32 i = 0; i < kArrivals; ++i) ticket_.blocks_arrived[i] = 0;
             ticket_.completion = {};
             device::store_release<Scope::kDevice>(&ticket_.generation, generation_);
             return;
@@ -496,7 +496,7 @@ class Operation {
         return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local)));
     }
 
-    // One thread of the last block, after the meetings that join all loads of rows. A producer that gave up has let its
+    // One thread of the last block, after the barriers that join all loads of rows. A producer that gave up has let its
     // user overwrite the rows it had published, but before that it has exchanged the abort word into this heap.
     // Therefore the sums are valid only if the word is clear now. It is a read-modify-write: either it reads the word
     // stored by the exchange, or the exchange acquires from its release, and the rows are overwritten after they were

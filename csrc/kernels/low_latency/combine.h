@@ -88,7 +88,7 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
     }
     if (layout.weighted != 0) return true;
     if (threadIdx.x == 0) write_header(op, op.peers().local + region + layout.header_send(owner), wire::kUnpublished);
-    if (!op.meet()) return false;  // all warps' rows come before the first one's put
+    if (!op.sync_block()) return false;  // all warps' rows come before the first one's put
     if (device::warp() == 0) {
         const u64 slot = layout.max_results() + first;
         const fabric::Piece pieces[] = {
@@ -172,7 +172,7 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     } else {
         publish_results(args, op, shape);
     }
-    if (!op.meet()) return false;  // the block's stores come before its share of each signal
+    if (!op.sync_block()) return false;  // the block's stores come before its share of each signal
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
@@ -225,7 +225,7 @@ DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ra
         if (!op.check_message(Phase::kResults, r, header.operation, header.arguments)) continue;
         results[r] = {published_by(args, op, r, header.published), 1};
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // One lane: returns where the result of a choice is; null if there is none. Fails the operation if its place is

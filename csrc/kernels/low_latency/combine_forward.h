@@ -76,7 +76,7 @@ DEEP_EP_DEVICE bool await_node(const CombineArgs& args, Operation& op) {
         const auto header = copy_once<wire::ResultHeader>(op.local_region() + layout.header(from));
         op.check_message(Phase::kResults, from, header.operation, header.arguments);
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // One lane: returns how many of a token's results precede that of its k-th choice, at the same rank.
@@ -100,7 +100,7 @@ DEEP_EP_DEVICE void count_results(const ForwardedNode& line, const NodeExperts& 
 }
 
 // A warp: sums a token's results of this node, weighted and in the order of its choices, in fp32, rounded once. The
-// warp meets in count_results() before the list is written again.
+// warp synchronizes in count_results() before the list is written again.
 template <class Shape>
 DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Shape& shape, const ForwardedNode& line,
                                 const NodeExperts& experts, u32 token, const u32* before, u8* sum, const u8** rows,
@@ -117,7 +117,7 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
             const u32 index = before[local] + before_choice(line.choices, experts, token, first);
             // Loads from another rank of this node, whose blocks stored these rows before their shares of `kData`, each
             // a release at system scope. A thread here has acquired the whole unit (await_node()), and the block's
-            // meeting orders all warps after it. The rows stay until this rank gives `free` (P4).
+            // barrier orders all warps after it. The rows stay until this rank gives `free` (P4).
             if (index < layout.max_results_of_rank()) {
                 row = fabric::address(op.peers(), first_rank + local,
                                       op.region_offset() + layout.results_send(line.source)) +
@@ -195,7 +195,7 @@ DEEP_EP_DEVICE bool forward_sums(const CombineArgs& args, Operation& op, const S
         const ForwardedNode line = forwarded_node(args, op, node, shape.topk());
         if (op.present(line.source) && !op.mapped(line.source)) put_sums(args, op, line);
     }
-    return true;  // threads that have failed report it at the block's next meeting
+    return true;  // threads that have failed report it at the block's next barrier
 }
 
 }  // namespace deep_ep::low_latency

@@ -285,7 +285,7 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
             find_starts(args, op, scratch, ranks, known, taken);
             if (device::lane() == 0) *noted = taken;
         }
-        if (!op.meet()) return false;
+        if (!op.sync_block()) return false;
         const u32 next = *noted;
         for (; task < next * units * parts; task += warps) {
             const u32 source = task / parts / units, unit = task / parts % units, part = task % parts;

@@ -127,7 +127,7 @@ DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const
             write_row(args, shape, op.peers().local + staged + rows * layout.row_bytes(), token);
         }
     }
-    if (!op.meet()) return false;  // all warps' rows come before the first one's put
+    if (!op.sync_block()) return false;  // all warps' rows come before the first one's put
     if (device::warp() == 0) {
         const fabric::Piece piece{staged, op.region_offset() + layout.rows(layout.node_of(op.rank())) + place,
                                   rows * layout.row_bytes()};
@@ -222,7 +222,7 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
         if (op.present(to) && !op.mapped(to) && !put_rows(args, op, shape, node, i % puts)) return false;
     }
     write_rows(args, op, shape);
-    if (!op.meet()) return false;  // the block's stores come before its share of each signal
+    if (!op.sync_block()) return false;  // the block's stores come before its share of each signal
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }

@@ -36,7 +36,7 @@ DEEP_EP_KERNEL void post(DEEP_EP_ARGUMENT const PostArgs args) {
             }
         }
     }
-    op.meet();  // a block leaves together (P14)
+    op.sync_block();  // a block leaves together (P14)
 }
 
 struct PostKernel : NoSharedMemory {

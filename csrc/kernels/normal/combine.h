@@ -158,7 +158,7 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
         }
         sources[r] = source;
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // The summing warps of a block, `threads` threads in total: waits for the chunks of one round.
@@ -184,7 +184,7 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
             reinterpret_cast<const float*>(message + args.layout.format.topk_weights_offset(header.rows));
         sources[r].weights = weights - first * shape.topk();
     }
-    return op.meet_group(threads);
+    return op.sync_group(threads);
 }
 
 // One thread: finds the row of a token at a rank. Returns false if there is none.
@@ -315,7 +315,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
         }
         if (!staged) continue;
         // All warps have read the round's slots: each slot is now given back to its writer.
-        if (!op.meet_group(threads)) return;
+        if (!op.sync_group(threads)) return;
         for (u32 r = threadIdx.x; r < ranks && round + wire::kSlots < rounds; r += threads) {
             if (sources[r].staged != 0) op.signal(r, wire::kNext + round % wire::kSlots);
         }
@@ -365,7 +365,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (publishes(r)) op.wait_signal(Phase::kRead, wire::kRead, r, 1);
     }
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.consume(wire::kOffer, r, 1);
         if (publishes(r)) op.consume(wire::kRead, r, 1);

@@ -102,7 +102,7 @@ struct ReceivedCounts {
     }
 };
 
-// A warp, after the meeting that follows all note() calls. `rows_from(i)` returns the rows that count for rank_sums[i].
+// A warp, after the barrier that follows all note() calls. `rows_from(i)` returns the rows that count for rank_sums[i].
 // Each lane reads only elements that it has written itself; others read them after the operation has ended.
 template <class RowsFrom>
 DEEP_EP_DEVICE void store_received(const ReceivedCounts& counts, u32 experts, RowsFrom rows_from) {

@@ -109,7 +109,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
         }
         targets[r] = target;
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // A warp: stores a share of the tokens directly into the outputs. It iterates over tokens, not destinations, so that a
@@ -295,7 +295,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (stores(r)) op.wait_signal(Phase::kData, wire::kData, r, 1);
     }
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.consume(wire::kOffer, r, 1);
         if (stores(r)) op.consume(wire::kData, r, 1);

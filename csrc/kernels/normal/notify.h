@@ -79,7 +79,7 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
         u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
         reinterpret_cast<i32*>(slice)[e % experts_per_rank] = args.tokens_per_expert[e];
     }
-    if (!op.meet()) return;  // the whole block's stores precede each warp's put
+    if (!op.sync_block()) return;  // the whole block's stores precede each warp's put
 
     const u64 source = op.region_offset() + layout.notify_send();
     const u64 target = op.region_offset() + layout.notify_row(op.rank());
@@ -108,7 +108,7 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
         if (args.heaps != nullptr) args.heaps[r] = header.heap_bytes;  // the host reads it after `counts_ready`
         op.consume(wire::kNotify, r, 1);
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // The block: finds where every source's rows end in every receiver, and what this rank receives. All ranks see the same
@@ -145,7 +145,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
 DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     if (!receive_counts(args, op, ranks)) return;
     make_plan(args, op, ranks);
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     const auto rows_from = [&](u32 from) {
         const i32* const sums = args.plan.rank_prefix + op.rank();
         return sums[from * ranks] - (from == 0 ? 0 : sums[(from - 1) * ranks]);

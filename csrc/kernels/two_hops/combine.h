@@ -180,7 +180,7 @@ DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, 
             tables.published[d] = {heap + offer.x, reinterpret_cast<const float*>(heap + offer.topk_weights)};
         }
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // The summing warps, the first `summers` of each block. A warp's gathering state is in its own memory, and the loops of
@@ -259,7 +259,7 @@ DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, con
         if (publishes(d)) op.wait_signal(Phase::kRead, wire::kRead, me.near(d), 1);
     }
     await_empty_streams(args, op, me, tables);
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
         if (me.has(d)) op.consume(wire::kOffer, me.near(d), 1);
         if (publishes(d)) op.consume(wire::kRead, me.near(d), 1);
@@ -285,7 +285,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
 
     find_received(op, args.plan, args.rows, tables.received);
     find_streams(op, args.plan, args.layout, me, args.tokens, tables.streams);
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
     if (!find_published(args, op, me, tables)) return;
 

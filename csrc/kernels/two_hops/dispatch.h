@@ -269,7 +269,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
         }
         tables.targets[d] = target;
     }
-    return op.meet_group(threads);
+    return op.sync_group(threads);
 }
 
 // The same warps, the first `forwarders` of each block.
@@ -342,7 +342,7 @@ DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, c
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
         if (stores(f)) op.wait_signal(Phase::kData, wire::kData, me.near(f), 1);
     }
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
         if (me.has(f)) op.consume(wire::kOffer, me.near(f), 1);
         if (stores(f)) op.consume(wire::kData, me.near(f), 1);
@@ -369,7 +369,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
 
     find_received(op, args.plan, args.rows, tables.received);
     find_streams(op, args.plan, args.layout, me, args.tokens, tables.streams);
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
     const Received last = tables.received[ranks - 1];
     blank_unused_rows(args.output.topk_idx, args.output.topk_weights, u64{last.first} + last.rows, args.rows,

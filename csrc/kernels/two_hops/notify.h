@@ -86,7 +86,7 @@ DEEP_EP_DEVICE bool receive_rail_counts(const NotifyArgs& args, Operation& op, c
         args.plan.forwarded[line] = static_cast<i32>(header.tokens);
         op.consume(wire::kNotify, source, 1);
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // The block: sends each rank of the node the counts of this rank's lines.
@@ -125,7 +125,7 @@ DEEP_EP_DEVICE bool send_local_counts(const NotifyArgs& args, Operation& op, con
         }
         reinterpret_cast<i32*>(message(d) + layout.local_experts())[e] = sum;
     }
-    if (!op.meet()) return false;  // the whole block's stores come before each thread's release
+    if (!op.sync_block()) return false;  // the whole block's stores come before each thread's release
     for (u32 d = threadIdx.x; d < per_node; d += blockDim.x) {
         if (me.has(d)) op.signal(me.near(d), wire::kNotify);
     }
@@ -146,7 +146,7 @@ DEEP_EP_DEVICE bool receive_local_counts(const NotifyArgs& args, Operation& op, 
         if (args.heaps != nullptr) args.heaps[forwarder] = header.heap_bytes;  // read after `counts_ready`
         op.consume(wire::kNotify, forwarder, 1);
     }
-    return op.meet();
+    return op.sync_block();
 }
 
 // The block: finds where each source's rows end here, and what this rank receives and forwards.
@@ -174,7 +174,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
         args.rows_per_expert[e] = sum;
         args.received.note(e, sum);
     }
-    if (!op.meet() || device::warp() != 0) return;
+    if (!op.sync_block() || device::warp() != 0) return;
     const i32 rows = sum_up(args.plan.rank_prefix, op.ranks());
     const i32 forwarded = sum_up(args.plan.forwarded, layout.lines());
     if (device::lane() != 0) return;
@@ -190,7 +190,7 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, const Pla
     if (!receive_rail_counts(args, op, me) || !send_local_counts(args, op, me)) return;
     if (!receive_local_counts(args, op, me)) return;
     make_plan(args, op, me);
-    if (!op.meet()) return;
+    if (!op.sync_block()) return;
     const auto rows_from = [&](u32 local) {
         i32 rows = 0;
         for (u32 s = local; s < op.ranks(); s += me.per_node) {

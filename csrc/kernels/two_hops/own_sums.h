@@ -59,7 +59,7 @@ struct OwnerSums {
                 op.wait_word(chunk.phase, chunk.peer, chunk.word, chunk.expected);
             }
         }
-        return op.meet_warp();
+        return op.sync_warp();
     }
     // A warp: appends a token's rows from nodes [begin, end), which exclude the own node, after `count` summands.
     DEEP_EP_DEVICE u32 list_nodes(u32 token, u32 begin, u32 end, u32 count) const {

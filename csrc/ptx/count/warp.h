@@ -61,7 +61,7 @@ class WarpCount {
     void meet_block(u32 lane) { ++logs_[lane].block_barriers_; }
 
   private:
-    // What the warp executes between two meetings.
+    // What the warp executes between two barriers.
     struct Interval {
         std::unordered_map<u32, u32> executions;  // by instruction: the most of any thread
         // By instruction and index of its execution.

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "apart.h"
+#include "barriers.h"
 #include "bounds.h"
 #include "expanded.h"
 #include "failing.h"
@@ -10,7 +11,6 @@
 #include "low_latency.h"
 #include "machines.h"
 #include "masks.h"
-#include "meetings.h"
 #include "normal_mode.h"
 #include "posters.h"
 #include "quiet.h"
@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
                                                {false, false, 0, 32});
          }},
         {"fields", fields::run},
-        {"meetings", meetings::run},
+        {"barriers", barriers::run},
         {"machines", machines::run},
         {"sender", sender::run},
         // More queue pairs than threads in a block, in the exact build too.

@@ -63,7 +63,7 @@ struct World {
         }
         rings.publish();
     }
-    u64 retired(u32 ring = 0) const { return rings.device_rings()[ring].meeting->retired; }
+    u64 retired(u32 ring = 0) const { return rings.device_rings()[ring].progress->retired; }
     // Ends a message that the network has accepted.
     void end(size_t at, u32 error = 0) {
         sender.completed({network.taken[at].context, error});
@@ -182,7 +182,7 @@ void stopped() {
     u32 sent = 0;
     for (const Message& message : world.network.taken) sent += message.peer == 2;
     expect(sent == kCommands / 2, "a stopped rank holds up another");
-    expect(world.rings.device_rings()->meeting->taken == kCommands, "commands stay in the ring");
+    expect(world.rings.device_rings()->progress->taken == kCommands, "commands stay in the ring");
 }
 
 // The numbers of messages to a word are distinguishable within a window: a message is sent only once all messages a

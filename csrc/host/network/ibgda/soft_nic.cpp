@@ -73,7 +73,7 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
     const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
     std::vector<fabric::QueuePair> queue_pairs(count);
     queues_.resize(count);
-    meetings_ = std::static_pointer_cast<Meeting>(allocator_.make_polled(count * sizeof(Meeting)));
+    queue_memory_ = std::static_pointer_cast<QueueMemory>(allocator_.make_polled(count * sizeof(QueueMemory)));
     counts_ = std::static_pointer_cast<Counts>(allocator_.make_private(count * sizeof(Counts)));
     size_t blocks = 0;
     for (const bool far : place.reached) blocks += far ? size_t{per_peer} * options_.blocks : 0;
@@ -93,16 +93,16 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
         fabric::QueuePair& qp = queue_pairs[i];
         qp.peer = peer;
         if (!place.reached[peer]) continue;
-        Meeting& meeting = meetings_.get()[i];
-        std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
+        QueueMemory& own = queue_memory_.get()[i];
+        std::memset(static_cast<void*>(&own.cqe), 0xff, sizeof(own.cqe));
         // The number is unrelated to the index of the queue pair in the table.
         const nic::Connection connection{place.rank, static_cast<int>(peer), 0x40 + 7 * i, place.closing(peer)};
         memory_.add(returned_key(i),
-                    {place.rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&meeting.returned)});
+                    {place.rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&own.returned)});
         qp.ring = ring;
-        qp.record = &meeting.record.send;
-        qp.doorbell = &meeting.doorbell;
-        qp.cqe = &meeting.cqe;
+        qp.record = &own.record.send;
+        qp.doorbell = &own.doorbell;
+        qp.cqe = &own.cqe;
         qp.returned = returned_address(i);
         qp.returned_key = mlx5::big(returned_key(i));
         qp.number = connection.number;
@@ -117,7 +117,7 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
         qp.completed = &counts->completed;
         qp.ringing = &counts->ringing;
         qp.rings = &counts->rings;
-        const nic::SharedQueue shared{ring, &meeting.record, &meeting.doorbell, &meeting.cqe};
+        const nic::SharedQueue shared{ring, &own.record, &own.doorbell, &own.cqe};
         queues_[i] = std::make_unique<nic::SendQueue>(connection, shared, memory_, options_, random, tell);
         served_.push_back(queues_[i].get());
         ring += options_.blocks;

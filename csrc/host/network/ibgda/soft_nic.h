@@ -36,7 +36,7 @@ class SoftNic : public Network {
   private:
     // The data shared by kernels and the NIC for one queue pair, apart from its ring. Each field has its own cache
     // line, since kernels write some of them and the NIC the others.
-    struct alignas(64) Meeting {
+    struct alignas(64) QueueMemory {
         wire::mlx5::Cqe cqe;
         alignas(64) wire::mlx5::DoorbellRecord record;
         alignas(64) u64 doorbell;
@@ -79,7 +79,7 @@ class SoftNic : public Network {
     std::shared_ptr<fabric::QueuePair> queue_pairs_;
     std::shared_ptr<fabric::Ibgda> device_;
     // Shared with the kernels.
-    std::shared_ptr<Meeting> meetings_;
+    std::shared_ptr<QueueMemory> queue_memory_;
     std::shared_ptr<wire::mlx5::Block> rings_;
     std::vector<std::unique_ptr<nic::SendQueue>> queues_;  // by queue pair; null for those not in use
     std::vector<nic::SendQueue*> served_;

@@ -11,13 +11,13 @@ CommandRings::CommandRings(Memory& memory, u32 rank, u32 rings, u32 commands)
       proxy_(observe::proxy(rank)),
       commands_(commands),
       slots_(std::static_pointer_cast<Command>(memory.make_polled(u64{rings} * commands * sizeof(Command)))),
-      meetings_(
-          std::static_pointer_cast<fabric::ProxyMeeting>(memory.make_polled(rings * sizeof(fabric::ProxyMeeting)))),
+      progress_(
+          std::static_pointer_cast<fabric::ProxyProgress>(memory.make_polled(rings * sizeof(fabric::ProxyProgress)))),
       device_(std::static_pointer_cast<fabric::ProxyRing>(memory.make_private(rings * sizeof(fabric::ProxyRing)))),
       rings_(rings) {
     std::vector<fabric::ProxyRing> made;
     for (u32 ring = 0; ring < rings; ++ring) {
-        made.push_back({slots_.get() + u64{ring} * commands, meetings_.get() + ring, 0, commands});
+        made.push_back({slots_.get() + u64{ring} * commands, progress_.get() + ring, 0, commands});
     }
     memory.write(device_.get(), made.data(), made.size() * sizeof(fabric::ProxyRing));
     observe::begin(proxy_);
@@ -61,18 +61,18 @@ void CommandRings::end_message(const CommandPlace& of) {
 void CommandRings::publish() {
     for (u32 i = 0; i < count(); ++i) {
         Ring& ring = rings_[i];
-        fabric::ProxyMeeting& meeting = meetings_.get()[i];
+        fabric::ProxyProgress& progress = progress_.get()[i];
         while (!ring.left.empty() && ring.left.front() == 0) {
             ring.left.pop_front();
             ++ring.retired;
         }
         // Kernels acquire both at system scope: a slot may be overwritten once it has been copied, a source once it has
         // been read.
-        if (__atomic_load_n(&meeting.taken, __ATOMIC_RELAXED) != ring.taken) {
-            observe::store_release(proxy_, &meeting.taken, ring.taken);
+        if (__atomic_load_n(&progress.taken, __ATOMIC_RELAXED) != ring.taken) {
+            observe::store_release(proxy_, &progress.taken, ring.taken);
         }
-        if (__atomic_load_n(&meeting.retired, __ATOMIC_RELAXED) != ring.retired) {
-            observe::store_release(proxy_, &meeting.retired, ring.retired);
+        if (__atomic_load_n(&progress.retired, __ATOMIC_RELAXED) != ring.retired) {
+            observe::store_release(proxy_, &progress.retired, ring.retired);
         }
     }
 }
@@ -80,7 +80,7 @@ void CommandRings::publish() {
 bool CommandRings::idle() const {
     for (u32 i = 0; i < count(); ++i) {
         const u64 reserved = memory_.load_word(host_word(device_.get()[i].reserved));
-        if (__atomic_load_n(&meetings_.get()[i].retired, __ATOMIC_ACQUIRE) != reserved) return false;
+        if (__atomic_load_n(&progress_.get()[i].retired, __ATOMIC_ACQUIRE) != reserved) return false;
     }
     return true;
 }

@@ -59,9 +59,9 @@ class CommandRings {
     Memory& memory_;
     const observe::Accessor proxy_;
     const u32 commands_;
-    const std::shared_ptr<wire::proxy::Command> slots_;     // [rings, commands]
-    const std::shared_ptr<fabric::ProxyMeeting> meetings_;  // [rings]
-    const std::shared_ptr<fabric::ProxyRing> device_;       // [rings]
+    const std::shared_ptr<wire::proxy::Command> slots_;      // [rings, commands]
+    const std::shared_ptr<fabric::ProxyProgress> progress_;  // [rings]
+    const std::shared_ptr<fabric::ProxyRing> device_;        // [rings]
     std::vector<Ring> rings_;
 };
 

@@ -16,7 +16,7 @@ class CommandWriter {
     // Returns false if the ring is full.
     bool put(u32 to, u32 word, u64 source, u64 target, u64 bytes) {
         // Pairs with the proxy's release, after it has copied the slot's previous command.
-        if (posted_ - __atomic_load_n(&ring_.meeting->taken, __ATOMIC_ACQUIRE) >= net_.commands) return false;
+        if (posted_ - __atomic_load_n(&ring_.progress->taken, __ATOMIC_ACQUIRE) >= net_.commands) return false;
         wire::proxy::Command& command = ring_.commands[posted_ & (net_.commands - 1)];
         const u64 lap = wire::proxy::lap_at(posted_++, net_.commands);
         const u64 low = wire::proxy::command_low(lap, wire::proxy::kLast, bytes, source);
@@ -26,7 +26,7 @@ class CommandWriter {
         return true;
     }
     // Pairs with the proxy's release: the sources of retired commands have been read and their targets written.
-    u64 retired() const { return __atomic_load_n(&ring_.meeting->retired, __ATOMIC_ACQUIRE); }
+    u64 retired() const { return __atomic_load_n(&ring_.progress->retired, __ATOMIC_ACQUIRE); }
 
   private:
     const fabric::Proxy& net_;

@@ -1,14 +1,15 @@
-// The clocks of threads that meet at a barrier: each is ordered after what all others did before it.
+// The clocks of threads that come to a barrier: each is ordered after what all others did before it.
 #pragma once
 
 #include "ptx/order/clock.h"
 
 namespace deep_ep::ptx {
 
-// Meetings follow each other: all threads arrive before any leaves, and none arrives again before it has left.
-class Meeting {
+// Rounds of the barrier follow each other: all threads arrive before any leaves, and none arrives again before it has
+// left.
+class BarrierClocks {
   public:
-    // Returns the number of the meeting.
+    // Returns the number of the round.
     u64 arrive(const Clock& clock) {
         clocks_[number_ % 2].join(clock);
         return number_;

@@ -1,4 +1,4 @@
-#include "meetings.h"
+#include "barriers.h"
 
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 #include "draw.h"
 #include "kernels/common/polling.h"
 
-namespace protocol::meetings {
+namespace protocol::barriers {
 
 using namespace deep_ep;
 using namespace deep_ep::device;
@@ -19,46 +19,46 @@ enum Kind : u32 { kGroup, kWarp, kBlock, kLastBlock, kKinds };
 struct Args {
     CallArgs call;
     u32 gives_up;  // the thread
-    u32 before;    // index of the meeting, over all kinds
+    u32 before;    // index of the barrier, over all kinds
     u32* answers;  // [rounds, kinds, threads]
 };
 
-// Every thread records the answer of each meeting and continues even if told to leave, so that all answers are seen.
-DEEP_EP_KERNEL void meet(const void* args) {
+// Every thread records the answer of each barrier and continues even if told to leave, so that all answers are seen.
+DEEP_EP_KERNEL void sync(const void* args) {
     const Args& a = *static_cast<const Args*>(args);
     DEEP_EP_SHARED(BlockState, block);
     Operation op(a.call, &block);
     op.enter();
     for (u32 m = 0; m < kRounds; ++m) {
-        const auto note = [&](Kind kind, auto meet_all) {
-            // Other threads may still be leaving the previous meeting.
+        const auto note = [&](Kind kind, auto sync) {
+            // Other threads may still be leaving the previous barrier.
             const u32 now = m * kKinds + kind;
             if (threadIdx.x == a.gives_up && now == a.before) op.fail(wire::kMismatch, Phase::kNone, -1, 0, 0);
-            a.answers[now * kThreads + threadIdx.x] = meet_all();
+            a.answers[now * kThreads + threadIdx.x] = sync();
         };
-        note(kGroup, [&] { return threadIdx.x >= kGroupThreads || op.meet_group(kGroupThreads); });
-        note(kWarp, [&] { return device::warp() != 0 || op.meet_warp(); });
-        note(kBlock, [&] { return op.meet(); });
+        note(kGroup, [&] { return threadIdx.x >= kGroupThreads || op.sync_group(kGroupThreads); });
+        note(kWarp, [&] { return device::warp() != 0 || op.sync_warp(); });
+        note(kBlock, [&] { return op.sync_block(); });
         note(kLastBlock, [&] { return op.last_block(kCounted); });
         __syncthreads();
-        if (threadIdx.x == 0) a.call.ticket->blocks_met[kCounted] = 0;
+        if (threadIdx.x == 0) a.call.ticket->blocks_arrived[kCounted] = 0;
     }
 }
 
-bool joins(u32 meeting, u32 thread) {
-    const u32 kind = meeting % kKinds;
+bool joins(u32 barrier, u32 thread) {
+    const u32 kind = barrier % kKinds;
     return thread < (kind == kGroup ? kGroupThreads : kind == kWarp ? kWarpSize : kThreads);
 }
 
-// Whether threads that join a meeting may or may not find that a thread outside it has given up: the two are ordered
-// only by the meetings that the thread does join.
-bool open_to_both(u32 meeting, u32 gives_up, u32 before) {
-    if (gives_up == kNone || joins(meeting, gives_up)) return false;
+// Whether threads that join a barrier may or may not find that a thread outside it has given up: the two are ordered
+// only by the barriers that the thread does join.
+bool open_to_both(u32 barrier, u32 gives_up, u32 before) {
+    if (gives_up == kNone || joins(barrier, gives_up)) return false;
     u32 next = before;
     while (!joins(next, gives_up)) ++next;
     u32 latest = before;  // after the latest one it has joined
     while (latest > 0 && !joins(latest - 1, gives_up)) --latest;
-    return latest <= meeting && meeting < next;
+    return latest <= barrier && barrier < next;
 }
 
 struct EntryArgs {
@@ -247,18 +247,18 @@ void run(uint64_t seed) {
         std::vector<u32> answers(kRounds * kKinds * kThreads, 1);
         const Args args{alone.call(), gives_up, before, answers.data()};
         planted::run_world(1, seed + trial, [&](int) {
-            planted::launch("meet", 0, 1, kWarps, meet, args);
+            planted::launch("sync", 0, 1, kWarps, sync, args);
             cpu::Executor::get().synchronize(0, 0);
         });
         for (u32 i = 0; i < answers.size(); ++i) {
-            const u32 meeting = i / kThreads, thread = i % kThreads;
-            if (!joins(meeting, thread)) continue;
+            const u32 barrier = i / kThreads, thread = i % kThreads;
+            if (!joins(barrier, thread)) continue;
             const u32 wanted =
-                open_to_both(meeting, gives_up, before) ? answers[i - thread] : gives_up == kNone || meeting < before;
-            expect(answers[i] == wanted, "thread " + std::to_string(thread) + " leaves meeting " +
-                                             std::to_string(meeting) + " with " + std::to_string(answers[i]));
+                open_to_both(barrier, gives_up, before) ? answers[i - thread] : gives_up == kNone || barrier < before;
+            expect(answers[i] == wanted, "thread " + std::to_string(thread) + " leaves barrier " +
+                                             std::to_string(barrier) + " with " + std::to_string(answers[i]));
         }
     }
 }
 
-}  // namespace protocol::meetings
+}  // namespace protocol::barriers

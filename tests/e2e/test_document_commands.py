@@ -1,0 +1,127 @@
+"""The commands in the documents' blocks are run as they stand, but for those that others run or that need more."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deep_ep_py
+from builds import LONG
+from cases import AMPLE, Case
+from deep_ep_py.testing import run_ranks
+from documents import BLOCK, PAGES, snippet
+from harness import Trial, dispatch_arguments, make_buffer
+from places import ROOT
+
+pytestmark = pytest.mark.once
+
+COMMAND = re.compile(
+    r"\s*((?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:python|make|pip|git|deep-ep|torchrun|apt-get|sudo|export|cd|echo)\b[^#]*)"
+)
+ELSEWHERE = {
+    r"^make (test|test-fast|gpu-check)$|scripts/run_tests\.py|-m pytest": "runs tests itself",
+    r"^make demo$": "tests/e2e/test_demo.py",
+    r"^make train$": "tests/e2e/test_train.py",
+    r"^git clone|^make build$|^cd \.\.$|pip install": "sets up; tests/building/test_wheel.py, each run of the tests",
+    r"^make wheel$": "tests/building/test_wheel.py",
+    r"deep_ep_py shim": "tests/api/test_shim.py, in an environment of its own",
+    r"^sudo |^apt-get |^echo 'options|^export ": "changes the machine, or sets a variable for what follows",
+    r"deep_ep_py profile": "tests/profile/test_profile.py, in builds whose warps are as on a GPU",
+    r"\bHOST\b": "needs two machines",
+    r"deep_ep_py (canary|rates)|--device cuda": "needs a GPU",
+}
+"""Commands that are not run here, and who runs them or why they cannot be run."""
+LONG_ONLY = r"deep_ep_py compile --all"
+"""It takes long, and tests of single kernels have most of it in common."""
+NEEDS = {"layer.py": "torchrun --nproc-per-node 4 layer.py"}
+
+
+def commands() -> list[str]:
+    """Return all of them once, in the order of the documents."""
+    found = []
+    for page in PAGES:
+        for block in BLOCK.findall(page.read_text()):
+            if block.startswith("```python"):
+                continue
+            for line in block.replace("\\\n", " ").splitlines():
+                match = COMMAND.match(line)
+                if match is not None:
+                    found.append(" ".join(match[1].split()))
+    return list(dict.fromkeys(found))
+
+
+def elsewhere(command: str) -> bool:
+    return any(re.search(pattern, command) for pattern in ELSEWHERE)
+
+
+HERE = [command for command in commands() if not elsewhere(command)]
+
+
+def record(folder: Path) -> None:
+    """Write what `Buffer.trace` leaves of a dispatch and a combine: step.rank0.json and so on."""
+    case = Case("traced", 4, 20, hidden=64, topk=3, experts=8, ranks_per_node=2, num_nvl_bytes=AMPLE)
+    trial = Trial.of(case)
+
+    def on_each_rank(group: object) -> None:
+        with make_buffer(group, case, "ibgda") as buffer, buffer.trace(folder / "step.json"):
+            for _ in range(4):
+                results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+                buffer.combine(trial.expert.x[buffer.rank], results[4])
+
+    run_ranks(case.ranks, on_each_rank)
+
+
+def run(command: str, folder: Path) -> str:
+    """Run a command in a shell, as a user would whose environment is active."""
+    scripts = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def one_of_the_long_tests(command: str) -> Any:
+    here = pytest.mark.skipif(not LONG, reason="45 seconds: `make test-long`")
+    return pytest.param(command, marks=(pytest.mark.long, here))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        one_of_the_long_tests(one) if re.search(LONG_ONLY, one) else one
+        for one in HERE
+        if not one.startswith("deep-ep trace")
+    ],
+)
+def test_command(command: str, tmp_path: Path) -> None:
+    for name, marker in NEEDS.items():
+        if command.endswith(name):
+            (tmp_path / name).write_text(snippet(marker))
+    printed = run(command, tmp_path)
+    assert printed.strip(), "it prints something"
+
+
+def test_commands_on_timelines(tmp_path: Path) -> None:
+    """In order, since each reads what those before it have written."""
+    record(tmp_path)
+    wanted = [one for one in HERE if one.startswith("deep-ep trace")]
+    assert len(wanted) >= 3
+    for command in wanted:
+        run(command, tmp_path)
+    assert (tmp_path / "step.png").stat().st_size > 10_000
+
+
+def test_the_reasons_are_used() -> None:
+    """Each belongs to a command, and the tests that they name exist."""
+    for pattern, reason in ELSEWHERE.items():
+        assert any(re.search(pattern, command) for command in commands()), pattern
+        for path in re.findall(r"tests/\S+\.py", reason):
+            assert (ROOT / path).exists(), path
+    assert len(HERE) >= 8 and deep_ep_py.__version__
