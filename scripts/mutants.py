@@ -3,7 +3,7 @@
     python scripts/mutants.py                 all bugs; the last line says how many were caught
     python scripts/mutants.py --only ibgda    bugs whose name contains this text
     python scripts/mutants.py --build tsan    bugs that this build catches; repeatable
-    python scripts/mutants.py --few           only the first bug of each file
+    python scripts/mutants.py --few           only the first bug of each folder and build
     python scripts/mutants.py --silent        for bugs that only show as races, also check that all values are right
 
 A scenario that catches a bug must pass with the unmodified sources. Only objects that depend on the changed file are
@@ -218,14 +218,15 @@ def as_table(outcomes: list[Outcome]) -> Table:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
 @click.option("--only", metavar="TEXT", default="", help="Only those whose name contains this.")
 @click.option("--build", "builds", multiple=True, type=click.Choice(list(SEEDS)), help="Only those for this build.")
-@click.option("--few", is_flag=True, help="Only the first bug of each file.")
+@click.option("--few", is_flag=True, help="Only the first bug of each folder and build.")
 @click.option("--silent", is_flag=True, help="Also check that silent bugs leave the values of the fast build right.")
 def main(only: str, builds: tuple[str, ...], few: bool, silent: bool) -> None:
     """Try the bugs; the exit code is 1 if one is not caught."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     chosen = [mutant for mutant in MUTANTS if only in mutant.name and mutant.build in (builds or SEEDS)]
     if few:
-        chosen = list({mutant.file: mutant for mutant in reversed(chosen)}.values())[::-1]
+        first = {(Path(mutant.file).parent, mutant.build): mutant for mutant in reversed(chosen)}
+        chosen = list(first.values())[::-1]
     if not chosen:
         raise click.UsageError(f"--only {only}: no bug has such a name")
     began = time.monotonic()

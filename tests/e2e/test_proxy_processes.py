@@ -30,7 +30,7 @@ pytestmark = [
     ("provider", "ranks"),
     [
         (provider, ranks)
-        for provider, most in (("net", 8), ("tcp;ofi_rxm", 4), ("shm", 2))
+        for provider, most in (("net", 4), ("tcp;ofi_rxm", 2), ("shm", 2))
         for ranks in ((2, 4, 8) if LONG else (most,))
         if provider in OFFERED
     ],

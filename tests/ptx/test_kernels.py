@@ -28,15 +28,11 @@ from interpreted_calls import (
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a") if LONG else ("sm_90a",)
-RANKS = (1, 2, 4, 8) if LONG else (1, 2, 3, 4)
 takes_long = pytest.mark.skipif(not LONG, reason="takes long: DEEP_EP_LONG=1")
 
 
-def fabrics(ranks: int) -> tuple[str, ...]:
-    return ("peer", "ibgda", "proxy") if LONG or ranks <= 2 else ("peer", "ibgda")
-
-
-BY_RANKS = [(ranks, fabric) for ranks in RANKS for fabric in fabrics(ranks)]
+FEW = [(1, "peer"), (2, "proxy"), (3, "peer"), (3, "ibgda")]
+BY_RANKS = [(ranks, fabric) for ranks in (1, 2, 4, 8) for fabric in ("peer", "ibgda", "proxy")] if LONG else FEW
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -53,9 +49,12 @@ def test_normal_mode(seeds: range, ranks: int, fabric: str) -> None:
     normal(ranks, seeds, fabric=fabric)
 
 
-@pytest.mark.parametrize(("ranks", "fabric"), [(3, "peer"), (2, "ibgda")])
-def test_elastic(seeds: range, ranks: int, fabric: str) -> None:
-    elastic(ranks, seeds, fabric=fabric)
+@pytest.mark.parametrize(
+    ("ranks", "fabric", "summed_on_the_way"),
+    [(2, "ibgda", False), pytest.param(3, "peer", True, marks=takes_long)],
+)
+def test_elastic(seeds: range, ranks: int, fabric: str, summed_on_the_way: bool) -> None:
+    elastic(ranks, seeds, fabric=fabric, allow_multiple_reduction=summed_on_the_way)
 
 
 @takes_long
