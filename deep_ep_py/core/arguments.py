@@ -5,6 +5,8 @@ Every error names the argument, its value and what was expected.
 
 from __future__ import annotations
 
+import numbers
+import operator
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -138,9 +140,9 @@ def aligned(name: str, value: torch.Tensor) -> torch.Tensor:
 
 def seconds(name: str, value: Any) -> float:
     """Check a time limit in seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={describe(value)}: expected seconds")
-    if not 0 < value < 1e6:
+    if not 0 < float(value) < 1e6:
         raise ValueError(f"{name}={describe(value)}: expected more than 0 and less than 1e6 seconds")
     return float(value)
 
@@ -163,19 +165,23 @@ def rows(
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
-    """Check an int within [low, high]."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    """Check an int within [low, high]; those of NumPy count too. A tensor does not: it may be on a GPU."""
+    if isinstance(value, bool | torch.Tensor) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{name}={describe(value)}: expected an int")
+    try:
+        value = operator.index(value)
+    except TypeError:  # an array
+        raise TypeError(f"{name}={describe(value)}: expected an int") from None
     if not low <= value <= high:
         raise ValueError(f"{name}={value}: expected {low} to {high}")
-    return int(value)
+    return value
 
 
 def number(name: str, value: Any, low: float, high: float) -> float:
     """Check a number within [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={describe(value)}: expected a number")
-    if not low <= value <= high:
+    if not low <= float(value) <= high:
         raise ValueError(f"{name}={value}: expected {low:g} to {high:g}")
     return float(value)
 

@@ -95,6 +95,8 @@ class Engine:
         Ranks that are left out, as a bit mask.
     runtime : native.C.Runtime
         The native runtime. Access raises DeepEPError once the Buffer is destroyed.
+    too_small : callable
+        Returns, for the bytes that the regions need, the beginning of an error that names the caller's argument.
     stats : dict
         Counts for `Buffer.stats`.
     dropped : collections.deque of callable
@@ -119,6 +121,9 @@ class Engine:
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
+        self.too_small: Callable[[int], str] = lambda needed: (
+            f"num_nvl_bytes={num_nvl_bytes}: expected at least {needed}"
+        )
         self._symmetric = symmetric
         memory = MemoryPlan.of(
             bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes, first_arena_bytes, self.is_symmetric

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ from deep_ep_py.v2.handle import EPHandle, check_handle
 from deep_ep_py.v2.one_by_one import combine_one_by_one
 from deep_ep_py.v2.one_by_one import prepare as prepare_one_by_one
 from deep_ep_py.v2.over import OverBuffer
-from deep_ep_py.v2.sizes import ALIGNMENT, Settings, transit_of
+from deep_ep_py.v2.sizes import ALIGNMENT, Settings, too_small, transit_of
 from deep_ep_py.v2.streams import streams
 from deep_ep_py.v2.traffic import Bandwidths, Domains, num_sms
 
@@ -147,7 +148,7 @@ class ElasticBuffer(OverBuffer):
     ) -> None:
         bootstrap = make_bootstrap(group)
 
-        def check() -> tuple[int, int]:
+        def check() -> tuple[int, int, Settings | None]:
             for name, value in (
                 ("deterministic", deterministic),
                 ("allow_hybrid_mode", allow_hybrid_mode),
@@ -174,12 +175,12 @@ class ElasticBuffer(OverBuffer):
             size = arguments.integer("num_bytes", wanted, ALIGNMENT, arguments.MAX_BYTES)
             if size % ALIGNMENT:
                 raise ValueError(f"num_bytes={size}: expected a multiple of {ALIGNMENT}")
-            return size, transit_of(size, settings)
+            return size, transit_of(size, settings), settings
 
         checked, failed = attempt(check)
         raise_together(bootstrap.rank, failed, bootstrap.all_gather(told_of(failed)))
         assert checked is not None
-        self.num_bytes, transit = checked
+        self.num_bytes, transit, settings = checked
         self.deterministic, self.allow_hybrid_mode = bool(deterministic), bool(allow_hybrid_mode)
         self.allow_multiple_reduction = bool(allow_multiple_reduction)
         self.prefer_overlap_with_compute = bool(prefer_overlap_with_compute)
@@ -197,6 +198,7 @@ class ElasticBuffer(OverBuffer):
             **options,
         )
         self._engine, self._occupancy = self._buffer._engine, self._buffer._occupancy
+        self._engine.too_small = partial(too_small, self.num_bytes, settings)
         self.explicitly_destroy = explicitly_destroy
         self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
         self.num_max_tokens_per_rank = num_max_tokens_per_rank

@@ -81,3 +81,11 @@ def transit_of(num_bytes: int, settings: Settings | None) -> int:
     """Return the part of a Buffer's bytes for rows in transit; the rest is for outputs."""
     wanted = _UNKNOWN_TRANSIT if settings is None else settings.transit_bytes
     return min(wanted, num_bytes // 2) // 128 * 128
+
+
+def too_small(num_bytes: int, settings: Settings | None, needed: int) -> str:
+    """Return the beginning of an error about a Buffer whose rows in transit need more bytes than they have."""
+    if needed <= (_UNKNOWN_TRANSIT if settings is None else settings.transit_bytes):
+        return f"num_bytes={num_bytes}: expected at least {-(-2 * needed // ALIGNMENT) * ALIGNMENT}"
+    given = "none" if settings is None else settings.hidden
+    return f"hidden={given}: expected, in the constructor, that of the widest rows; {needed} bytes are needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -165,6 +166,31 @@ def test_a_handle_whose_rows_are_summed_on_their_way() -> None:
             handle = TRIAL.dispatch(buffer, rank, do_expand=True).handle
             TRIAL.check_combine(rank, TRIAL.combine(summing, rank, handle))
             TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle), one_by_one=True)
+
+    run_ranks(2, on_each_rank)
+
+
+def test_too_few_bytes_for_rows_in_transit() -> None:
+    """The size that the error names is enough; without `hidden`, or with another one, that is what has to be given."""
+    wide = 1 << 17
+    x, ids = torch.ones(1, wide, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.int64)
+
+    def on_each_rank(group: Any) -> None:
+        def dispatched(**sizes: Any) -> str:
+            with deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=1, **sizes) as buffer:
+                try:
+                    buffer.dispatch(x, ids, num_experts=2)
+                except ValueError as error:
+                    return str(error)
+                return ""
+
+        told = dispatched(num_bytes=2 * MIB, hidden=wide, num_topk=1)
+        found = re.match(
+            rf"num_bytes={2 * MIB}: expected at least (\d+) for rows of {2 * wide} bytes among 2 ranks", told
+        )
+        assert found is not None, told
+        assert not dispatched(num_bytes=int(found[1]), hidden=wide, num_topk=1)
+        assert "hidden=8: expected, in the constructor, that of the widest rows; " in dispatched(hidden=8)
 
     run_ranks(2, on_each_rank)
 

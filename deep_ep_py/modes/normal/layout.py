@@ -106,10 +106,7 @@ def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
     needed = calls.min_region_bytes(engine.runtime, sizes)
     if needed > engine.region_bytes:
         needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * engine.regions
-        raise ValueError(
-            f"num_nvl_bytes={engine.num_nvl_bytes}: expected at least {needed} for rows of {sizes.row_bytes} bytes "
-            f"among {engine.ranks} ranks"
-        )
+        raise ValueError(f"{engine.too_small(needed)} for rows of {sizes.row_bytes} bytes among {engine.ranks} ranks")
     message, most = calls.put_bytes(engine.runtime, sizes)
     if message > most:
         raise ValueError(
