@@ -113,7 +113,9 @@ def steps(out: Path, quick: bool) -> list[Step]:
         "addopts=",
     ]
     tests, low_latency = [*pytest, "tests/gpu/test_gpu.py"], [*pytest, "tests/gpu/test_low_latency.py"]
+    elastic = [*pytest, "tests/gpu/test_elastic.py", "tests/gpu/test_eplb.py"]
     if quick:
+        elastic += ["-k", "uniform or streams or graph or sums"]
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure or nic or fp8"]
         low_latency += ["-k", "two_ranks or top_11 or graphs or matmul or half or hook"]
     bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8"]
@@ -125,6 +127,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
         Step("tests", tests, 60 if quick else 150, shares=True),
         Step("low_latency_tests", low_latency, 40 if quick else 90, shares=True),
+        Step("elastic_tests", elastic, 40 if quick else 90, shares=True),
         Step("moe_tests", [*pytest, "tests/gpu/test_moe.py"], 60),
     ]
     for name, (options, environment) in BENCHMARKS.items():

@@ -159,6 +159,14 @@ def test_the_tests_of_the_elastic_buffer(double: Path, workers: Path, tmp_path: 
     assert passed is not None and int(passed[1]) == 10, printed
 
 
+def test_the_tests_of_redundant_experts(double: Path, workers: Path, tmp_path: Path) -> None:
+    chosen = ["pytest", str(TESTS / "gpu" / "test_eplb.py")]
+    printed = on_threads(
+        double, workers / "gpu_on_double.py", tmp_path / "log", *chosen, CUDA_DEVICE_MAX_CONNECTIONS="32"
+    )
+    assert re.search(r"^2 passed", printed, re.MULTILINE), printed
+
+
 def test_steps_that_never_wait_on_the_host(double: Path, workers: Path, tmp_path: Path) -> None:
     """V2's calls without a host wait, forward and backward, as a graph that is replayed on other routings."""
     printed = on_threads(double, workers / "elastic_replays.py", tmp_path / "log")
