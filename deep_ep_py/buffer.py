@@ -608,7 +608,8 @@ class Buffer(V1Surface):
             `operations`, and among them `dispatches`, `cached_dispatches` and `combines` of normal mode, and
             `low_latency_dispatches` and `low_latency_combines`. `direct`: those of normal mode whose rows went straight
             to or from where this rank keeps them, where its peers share its memory. `rounds`: those that could not, for
-            lack of room there, and went through the Buffer. `copied`: combines whose rows were first copied into shared
+            lack of room there, and went through the Buffer. `expanded_by_senders`: dispatches into the expanded layout
+            whose rows went straight into it. `copied`: combines whose rows were first copied into shared
             memory. `arena_bytes`: size of the memory for outputs; `arena_growths`: how often it has grown;
             `arena_used`: the bytes of it that outputs occupy; `arena_resident`: those that take memory, in use or kept
             for later outputs; `arena_returned`: those that have been given back to the system so far, on a CPU after

@@ -75,11 +75,12 @@ void bind_normal(py::module_& module) {
     py::module_ m = module.def_submodule("normal", "The calls of normal mode.");
     py::class_<Sizes>(m, "Sizes")
         .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts, uint32_t id_bytes,
-                         uint32_t scales, uint32_t types, bool weights) {
-                 return Sizes{tokens, row_bytes, topk, experts, id_bytes, scales, types, weights};
+                         uint32_t scales, uint32_t types, bool weights, uint32_t expands) {
+                 return Sizes{tokens, row_bytes, topk, experts, id_bytes, scales, types, weights, expands};
              }),
              py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"), py::kw_only(),
-             py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0, py::arg("weights") = true)
+             py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0, py::arg("weights") = true,
+             py::arg("expands") = 0)
         .def_readonly("row_bytes", &Sizes::row_bytes)
         .def_readonly("topk", &Sizes::topk)
         .def_readonly("experts", &Sizes::experts);
@@ -94,7 +95,9 @@ void bind_normal(py::module_& module) {
         .def_readwrite("recv_scales", &DispatchTensors::recv_scales)
         .def_readwrite("recv_topk_idx", &DispatchTensors::recv_topk_idx)
         .def_readwrite("recv_topk_weights", &DispatchTensors::recv_topk_weights)
-        .def_readwrite("recv_src_idx", &DispatchTensors::recv_src_idx);
+        .def_readwrite("recv_src_idx", &DispatchTensors::recv_src_idx)
+        .def_readwrite("ordinals", &DispatchTensors::ordinals)
+        .def_readwrite("expanded_rows", &DispatchTensors::expanded_rows);
     py::class_<CombineTensors>(m, "CombineTensors")
         .def(py::init<>())
         .def_readwrite("x", &CombineTensors::x)

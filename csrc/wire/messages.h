@@ -37,8 +37,12 @@ struct Offer {
     u64 arguments;  // as in NotifyHeader
     u32 visible;    // 0: not peer-visible memory; rows go through the region, chunk by chunk
     u32 rows;       // per tensor
+    // Not 0: rows go straight into the expanded layout, whose rows these are. `x` is that layout, `topk_idx` takes the
+    // slot of each choice, in 32 bits, and what the receiver needs to find them is at RegionLayout::starts.
+    u32 expanded_rows;
+    u32 reserved[3];
 };
-static_assert(sizeof(Offer) == 64, "offer");
+static_assert(sizeof(Offer) == 80 && sizeof(Offer) % kPieceBytes == 0, "offer");
 
 // First part of a chunk: rows [first, first + rows) of those that its source sends to its destination.
 struct ChunkHeader {
@@ -94,8 +98,10 @@ struct RegionLayout {
     // Offsets into the region. Received messages come first, one per source.
     constexpr u64 notify_row(u32 source) const { return source * notify_row_bytes(); }
     constexpr u64 offer(u32 source) const { return notify_row(ranks) + source * sizeof(Offer); }
+    // With an offer of the expanded layout: i32 [local experts of its source], where the receiver's rows begin there.
+    constexpr u64 starts(u32 source) const { return offer(ranks) + source * expert_counts_bytes(); }
     constexpr u64 chunk_bytes() const { return format.bytes(chunk_rows); }
-    constexpr u64 chunk(u32 source, u32 slot) const { return offer(ranks) + (source * kSlots + slot) * chunk_bytes(); }
+    constexpr u64 chunk(u32 source, u32 slot) const { return starts(ranks) + (source * kSlots + slot) * chunk_bytes(); }
     // Messages under construction, for networks that read them from this rank's memory.
     constexpr u64 notify_send() const { return chunk(ranks, 0); }
     // The part that is common to all receivers, once, then the expert counts of each receiver.

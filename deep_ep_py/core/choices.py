@@ -11,12 +11,23 @@ COMBINE = "DEEP_EP_COMBINE"
 """How rows come back where ranks have each other's memory mapped. With "pull" (the default) the owners of the tokens
 read them in place; with "push" the rank that holds them sends them in chunks. Each rank chooses for its own rows."""
 
+EXPAND = "DEEP_EP_EXPAND"
+"""Who puts rows into their first places in the expanded layout, where all ranks of one hop have each other's memory
+mapped and the host waits for counts. With "senders" (the default) they store each row there, and the receiver makes
+only the copies for further experts; with "receiver" it makes all of them, from rows that have arrived one per token.
+The same on all ranks."""
+
 LAUNCH = "DEEP_EP_LAUNCH"
 """How kernels are launched on a GPU. With "cooperative" (the default) the driver refuses a launch whose blocks would
 not all be resident at once; "plain" skips that check. The library counts blocks itself either way; `python -m
 deep_ep_py canary` reports which of the two lets the kernels of several ranks run side by side on a GPU."""
 
-_CHOICES = {COPIES: ("bulk", "vector"), COMBINE: ("pull", "push"), LAUNCH: ("cooperative", "plain")}
+_CHOICES = {
+    COPIES: ("bulk", "vector"),
+    COMBINE: ("pull", "push"),
+    EXPAND: ("senders", "receiver"),
+    LAUNCH: ("cooperative", "plain"),
+}
 
 
 def chosen(variable: str) -> str:
@@ -25,7 +36,7 @@ def chosen(variable: str) -> str:
     Parameters
     ----------
     variable
-        `COPIES`, `COMBINE` or `LAUNCH`.
+        `COPIES`, `COMBINE`, `EXPAND` or `LAUNCH`.
 
     Raises
     ------

@@ -119,6 +119,7 @@ class Engine:
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
+        self.senders_expand = choices.chosen(choices.EXPAND) == "senders"
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
         self.too_small: Callable[[int], str] = lambda needed: (
@@ -423,7 +424,7 @@ class Engine:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Allocate an output that peers can access; an ordinary tensor if it is empty or there is no room."""
-        tensor = self._shared(shape, dtype)
+        tensor = self.shared(shape, dtype)
         return torch.empty(shape, dtype=dtype, device=self.device.torch_device) if tensor is None else tensor
 
     def empty_private(self, *memories: Memory) -> list[torch.Tensor]:
@@ -450,12 +451,20 @@ class Engine:
     def _copy_if_private(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if tensor.nbytes == 0 or self.runtime.arena_contains(tensor.data_ptr(), tensor.nbytes):
             return tensor
-        copy = self._shared(tuple(tensor.shape), tensor.dtype)
+        copy = self.shared(tuple(tensor.shape), tensor.dtype)
         if copy is not None:
             self.device.copy(copy, tensor, self.ranks)
         return copy
 
-    def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    def peers_reach(self, *tensors: torch.Tensor | None) -> bool:
+        """Return whether peers can access all of these; nothing is where there is no byte."""
+        return all(
+            tensor is None or tensor.nbytes == 0 or self.runtime.arena_contains(tensor.data_ptr(), tensor.nbytes)
+            for tensor in tensors
+        )
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Allocate an output that peers can access; None if it is empty or there is no room."""
         return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype, self.growth.helps)
 
     def check_failure(self, call: C.Call) -> None:

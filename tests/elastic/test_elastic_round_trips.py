@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+import deep_ep_py as deep_ep
 import oracle
 from builds import BLOCK_COUNTS, FABRICS
 from cases import BY_NAME
+from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial, round_trip
 from harness import under_schedules
 
@@ -47,6 +49,36 @@ def test_round_trip(name: str, fabric: str) -> None:
                 round_trip(buffer, trial, blocks, expanded=expanded, exact=exact)
 
     under_schedules(trial.case.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("choice", ["senders", "receiver"])
+def test_who_expands(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Senders, where they reach the layout and the host waits for its size: each is checked against the same oracle."""
+    monkeypatch.setenv("DEEP_EP_EXPAND", choice)
+    trial = TRIALS["several_experts_on_one_rank"]
+
+    def on_each_rank(group: Any) -> None:
+        for fabric in ("peer", "weak", "ibgda"):
+            with trial.make_buffer(group, fabric) as buffer:
+                found = []
+                for exact in (True, False):
+                    before = buffer.stats()["expanded_by_senders"]
+                    round_trip(buffer, trial, 2, expanded=True, exact=exact)
+                    found.append(buffer.stats()["expanded_by_senders"] - before)
+                assert found == [int(choice == "senders" and fabric == "peer"), 0], fabric
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+def test_ranks_that_expand_differently() -> None:
+    trial = TRIALS["several_experts_on_one_rank"]
+
+    def on_each_rank(group: Any) -> None:
+        mismatch = pytest.raises(deep_ep.DeepEPError, match="do_expand or DEEP_EP_EXPAND")
+        with trial.make_buffer(group, "peer") as buffer, mismatch:
+            trial.dispatch(buffer, buffer.rank_idx, do_expand=buffer.rank_idx != 1)
+
+    run_ranks(trial.case.ranks, on_each_rank)
 
 
 ONE_BY_ONE = (

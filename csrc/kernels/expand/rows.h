@@ -18,7 +18,7 @@ struct ExpandRowsArgs {
     u32 zero_padding;   // rows between those of two experts become zero
     ExpertRanges experts;
     const i32* slots;          // [rows, topk]
-    const u8* x;               // [rows, row_bytes]
+    const u8* x;               // [rows, row_bytes]; null: each is in the slot of its first choice already
     const u32* row_scales;     // [rows, scales]; null: rows have none
     const float* row_weights;  // [rows, topk]; null: choices have none
     u8* expanded_x;            // [expanded_rows, row_bytes]
@@ -94,7 +94,11 @@ DEEP_EP_KERNEL void expand_rows(DEEP_EP_ARGUMENT const ExpandRowsArgs args) {
             addresses[i] = args.expanded_x + u64{slots[i]} * row_bytes;
         }
         __syncwarp();  // the addresses are complete
-        copies.to_many(addresses, count, args.x + u64{row} * row_bytes, row_bytes, args.streaming != 0);
+        if (args.x != nullptr) {
+            copies.to_many(addresses, count, args.x + u64{row} * row_bytes, row_bytes, args.streaming != 0);
+        } else if (count > 1) {
+            copies.to_many(addresses + 1, count - 1, addresses[0], row_bytes, args.streaming != 0);
+        }
         for (u32 i = 0; args.row_scales != nullptr && i < count; ++i) {
             const u32* const from = args.row_scales + u64{row} * args.scales;
             u32* const to = args.expanded_scales + i64{slots[i]} * args.scales_stride[0];

@@ -1,5 +1,6 @@
 // expand_slots: gives every choice of the received rows its place in the expanded layout, where the rows of each local
-// expert are contiguous. It runs after the dispatch kernel of the same operation; no other rank is involved.
+// expert are contiguous. It runs after the dispatch kernel of the same operation; no other rank is involved. Or, before
+// that kernel, it numbers this rank's own choices of each expert of all ranks, for layouts that their senders make.
 #pragma once
 
 #include "kernels/common/expert_ids.h"
@@ -11,7 +12,7 @@ namespace deep_ep {
 
 // The rows of the local experts in the expanded layout. Those of each expert begin at a multiple of `alignment`.
 struct ExpertRanges {
-    const i32* rows;  // [experts] device pointer; written by notify
+    const i32* rows;  // [experts] device pointer; written by notify. Null: all begin at 0
     u32 experts;
     u32 alignment;
 
@@ -19,7 +20,7 @@ struct ExpertRanges {
     // Where an expert's rows begin.
     DEEP_EP_DEVICE u32 begin(u32 expert) const {
         u32 sum = 0;
-        for (u32 e = 0; e < expert; ++e) sum += aligned(static_cast<u32>(rows[e]));
+        for (u32 e = 0; rows != nullptr && e < expert; ++e) sum += aligned(static_cast<u32>(rows[e]));
         return sum;
     }
 };
@@ -29,8 +30,8 @@ struct ExpandSlotsArgs {
     CallArgs call;
     RuntimeShape shape;
     u32 rows;             // of the output that is not expanded: as many as arrived, or more
-    const i32* received;  // rows that arrived
-    ExpertIds topk_idx;   // [rows, topk] local expert ids, -1: none
+    const i32* received;  // rows that arrived; null: all
+    ExpertIds topk_idx;   // [rows, topk] ids of `experts`, -1: none
     ExpertRanges experts;
     u32 expanded_rows;  // of the expanded layout
     i32* slots;         // [rows, topk] index in the expanded layout, -1: none
@@ -73,7 +74,8 @@ DEEP_EP_KERNEL void expand_slots(DEEP_EP_ARGUMENT const ExpandSlotsArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
-    const u32 topk = Shape::of(args.shape).topk(), received = static_cast<u32>(*args.received);
+    const u32 topk = Shape::of(args.shape).topk();
+    const u32 received = args.received == nullptr ? args.rows : static_cast<u32>(*args.received);
     const u64 choices = u64{received < args.rows ? received : args.rows} * topk;
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
     for (u32 e = warp; e < args.experts.experts; e += warps) number_choices(args, op, choices, e);

@@ -1,8 +1,9 @@
 // dispatch: every token's row goes to every rank that holds one of its experts.
 //
-// If the receiver has offered its output, rows are stored directly into their final places. Otherwise they are sent in
-// chunks through the receiver's region, and the receiver places them. The waits, in this order so that no cycle can
-// form (P11):
+// If the receiver has offered its output, rows are stored directly into their final places: one row per token, or, if
+// it has offered an expanded layout, the place of the token's first choice there (the receiver copies it to the
+// others). Otherwise they are sent in chunks through the receiver's region, and the receiver places them. The waits, in
+// this order so that no cycle can form (P11):
 //
 //   free of every rank      given at the end of an earlier operation
 //   offers of mapped ranks  sent right after `free`, with no other wait in between
@@ -29,6 +30,8 @@ struct DispatchArgs {
     u32 streaming;  // rows are stored bypassing the caches
     u32 rows;       // of the output: as many as arrive, or more
     Rows from;      // parts of the tokens' rows
+    // [tokens, topk] index of a choice among this rank's choices of the same expert; null: no layout is made by senders
+    const i32* ordinals;
     Plan plan;
     wire::Offer offer;         // where the output is, if peers can see it
     u8* recv_x;                // [rows, row_bytes]
@@ -45,6 +48,8 @@ struct DispatchTarget {
     u8* topk_idx;
     float* topk_weights;
     i32* src_idx;
+    const u32* starts;  // where this rank's rows of each expert begin in the expanded layout
+    u32 expanded_rows;  // of that layout, whose beginning `x` then is, while `topk_idx` takes slots; 0: there is none
     u32 sent_rows;      // number of rows for that rank
     RowRange received;  // rows from it, among this rank's
 };
@@ -94,12 +99,17 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
             op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(r), 0, 0);
         }
         wire::Offer offer;
-        if (planned && await_offer(args.layout, op, r, sent, offer)) {
+        const bool numbered = args.ordinals != nullptr || args.tokens == 0;
+        const u32 slot_bytes = numbered ? topk * static_cast<u32>(sizeof(u32)) : 0;
+        if (planned && await_offer(args.layout, op, r, sent, slot_bytes, offer)) {
             const u64 start = sent.first;
             u8* heap = fabric::address(op.peers(), r, 0);
-            target.x = heap + offer.x + start * shape.row_bytes();
+            target.expanded_rows = offer.expanded_rows;
+            target.starts = reinterpret_cast<const u32*>(op.local_region() + args.layout.starts(r));
+            target.x = heap + offer.x + (offer.expanded_rows == 0 ? start * shape.row_bytes() : 0);
             target.scales = reinterpret_cast<u32*>(heap + offer.scales) + start * scales_per_row(args.layout.format);
-            target.topk_idx = heap + offer.topk_idx + start * args.layout.format.topk_idx_bytes;
+            const u32 idx_bytes = offer.expanded_rows == 0 ? args.layout.format.topk_idx_bytes : slot_bytes;
+            target.topk_idx = heap + offer.topk_idx + start * idx_bytes;
             target.topk_weights = reinterpret_cast<float*>(heap + offer.topk_weights) + start * topk;
             target.src_idx = reinterpret_cast<i32*>(heap + offer.src_idx) + start;
         }
@@ -110,6 +120,42 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
         targets[r] = target;
     }
     return op.sync_block();
+}
+
+// One thread: the slot of a token's k-th choice in a rank's expanded layout; `expanded_rows` or more if its expert is
+// elsewhere. The starts were acquired with the offer (find_targets()), and the block has synchronized since.
+DEEP_EP_DEVICE u32 slot_of(const DispatchArgs& args, Operation& op, const DispatchTarget& target, u32 r, u64 choice) {
+    const i64 local = args.from.topk_idx.get(choice) - static_cast<i64>(r) * args.experts_per_rank;
+    if (static_cast<u64>(local) >= args.experts_per_rank) return ~0u;
+    const u32 slot = device::read_once(target.starts[local]) + static_cast<u32>(args.ordinals[choice]);
+    if (slot < target.expanded_rows) return slot;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), target.expanded_rows, slot);
+    return ~0u;
+}
+
+// One thread: where a token's row goes at a rank. Null if its choices are none of that rank's, against the plan.
+DEEP_EP_DEVICE u8* place_of(const DispatchArgs& args, Operation& op, const DispatchTarget& target, u32 r, u32 token,
+                            u32 topk, u32 row, u32 row_bytes) {
+    if (target.expanded_rows == 0) return target.x + u64{row} * row_bytes;
+    for (u32 k = 0; k < topk; ++k) {
+        const u32 slot = slot_of(args, op, target, r, u64{token} * topk + k);
+        if (slot < target.expanded_rows) return target.x + u64{slot} * row_bytes;
+    }
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), target.sent_rows, row);
+    return nullptr;
+}
+
+// A warp: stores the slots of a token's choices, and their weights, at a rank whose layout is expanded.
+DEEP_EP_DEVICE void store_slots(const DispatchArgs& args, Operation& op, const DispatchTarget& target, u32 r, u32 token,
+                                u32 topk, u64 to) {
+    auto* const slots = reinterpret_cast<u32*>(target.topk_idx) + to;
+    for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
+        const u32 slot = slot_of(args, op, target, r, u64{token} * topk + k);
+        slots[k] = slot;  // ~0u, as a number with a sign, is -1
+        if (!args.layout.format.has_weights()) continue;
+        target.topk_weights[to + k] =
+            slot < target.expanded_rows ? args.from.topk_weights[u64{token} * topk + k] : 0.0f;
+    }
 }
 
 // A warp: stores a share of the tokens directly into the outputs. It iterates over tokens, not destinations, so that a
@@ -129,15 +175,18 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
         for (u32 base = 0; base < ranks; base += device::kWarpSize) {
             const u32 r = base + device::lane();
             const i32 row = r < ranks && targets[r].x != nullptr ? planned_row(token_row, r) : -1;
-            const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;
+            bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;
             if (row >= 0 && !goes) {
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), targets[r].sent_rows,
                         static_cast<u32>(row));
             }
+            u8* const place =
+                goes ? place_of(args, op, targets[r], r, token, topk, static_cast<u32>(row), row_bytes) : nullptr;
+            goes = place != nullptr;
             const u32 mask = __ballot_sync(device::kFullMask, goes);
             if (goes) {
                 const u32 slot = count + __popc(mask & lanes_below);
-                rows.x[slot] = targets[r].x + static_cast<u64>(row) * row_bytes;
+                rows.x[slot] = place;
                 rows.rank[slot] = r;
                 rows.row[slot] = static_cast<u32>(row);
             }
@@ -153,6 +202,10 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
         for (u32 i = 0; carries_topk(args) && i < count; ++i) {
             const DispatchTarget& target = targets[rows.rank[i]];
             const u64 to = static_cast<u64>(rows.row[i]) * topk;
+            if (target.expanded_rows != 0) {
+                store_slots(args, op, target, rows.rank[i], token, topk, to);
+                continue;
+            }
             store_topk(args.from, args.layout.format, args.experts_per_rank, topk, token, rows.rank[i],
                        ExpertIds::at(target.topk_idx, args.from.topk_idx.id_bytes).from(to), target.topk_weights + to);
         }

@@ -141,11 +141,31 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
     }
 }
 
+// The block: replaces each source's counts by where its rows begin in the expanded layout of this rank, where rows are
+// in the order of expert, source and token. `dispatch` sends these starts with its offers. The counts, which a source
+// might overwrite, are read a second time: a source that finds a wrong start checks it against the layout.
+DEEP_EP_DEVICE void make_starts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    for (u32 e = threadIdx.x; e < args.layout.experts / ranks; e += blockDim.x) {
+        u32 start = 0;
+        for (u32 before = 0; before < e; ++before) {
+            start += static_cast<u32>(args.received.aligned(args.received.expert_rows[before]));
+        }
+        for (u32 from = 0; from < ranks; ++from) {
+            if (!op.present(from)) continue;
+            u8* const slice = op.local_region() + args.layout.notify_row(from) + args.layout.notify_common_bytes();
+            const u32 rows = device::read_once(reinterpret_cast<u32*>(slice)[e]);
+            reinterpret_cast<u32*>(slice)[e] = start;
+            start += rows;
+        }
+    }
+}
+
 // The block: the half of the exchange that waits for the first kernels of the peers.
 DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     if (!receive_counts(args, op, ranks)) return;
     make_plan(args, op, ranks);
     if (!op.sync_block()) return;
+    if (args.received.expanded != 0) make_starts(args, op, ranks);
     const auto rows_from = [&](u32 from) {
         const i32* const sums = args.plan.rank_prefix + op.rank();
         return sums[from * ranks] - (from == 0 ? 0 : sums[(from - 1) * ranks]);

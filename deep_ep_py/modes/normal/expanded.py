@@ -1,7 +1,8 @@
 """Layouts of a dispatch's outputs other than one row per token, with the scales of each row beside each other.
 
 Kernels of the same operation bring the rows into these layouts after they have arrived, and sum them again before a
-combine sends them. Only the rank itself is involved.
+combine sends them. Only the rank itself is involved, except that senders that reach an expanded layout by loads and
+stores put each row into its first place there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from deep_ep_py.modes.normal.rows import Received, Rows
 if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
+_ANY_SLOT = 0xFFFFFFFF
 COLUMN_ALIGNMENT = 4
 """Columns of scales begin at multiples of this many scales: 16 bytes, which TMA requires."""
 
@@ -165,6 +167,7 @@ class Expand:
     columns: bool = False
     layout: Expanded | None = None
     _numbers: bool = field(init=False, repr=False)
+    _by_senders: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._numbers = self.layout is None
@@ -177,6 +180,73 @@ class Expand:
         """Prepare the kernels."""
         engine.prepare(sizes.row_bytes, self.topk, *(("expand_slots",) if self._numbers else ()), "expand_rows")
 
+    def number_own(
+        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, topk_idx: torch.Tensor, blocks: int
+    ) -> torch.Tensor | None:
+        """Launch the numbering of this rank's choices, by which it finds their places in other ranks' layouts.
+
+        Returns
+        -------
+        torch.Tensor or None
+            int32 [tokens, top-k]; None if no rank offers its layout: those that are reached by NICs alone, or if the
+            host does not wait for counts.
+        """
+        topology = engine.topology
+        alone = topology.mapped.count(True) == 1 and topology.ranks > 1
+        if topology.hops != 1 or not engine.senders_expand or not self._numbers or alone:
+            return None
+        ordinals = torch.empty(topk_idx.shape, dtype=torch.int32, device=topk_idx.device)
+        own = C.expand.Layout(
+            expert_rows=0,
+            slots=ordinals.data_ptr(),
+            experts=sizes.experts,
+            alignment=1,
+            rows=topk_idx.shape[0],
+            expanded_rows=_ANY_SLOT,
+        )
+        C.expand.number(engine.runtime, call, sizes, own, topk_idx=topk_idx.data_ptr(), received=0, blocks=blocks)
+        return ordinals
+
+    def take_directly(
+        self,
+        engine: Engine,
+        sent: Rows,
+        count: int,
+        counts: list[int],
+        others: tuple[torch.Tensor | None, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Let senders store rows into the layout itself, if all of them can; the receiver then makes only the copies.
+
+        Parameters
+        ----------
+        engine : Engine
+            The engine.
+        sent : Rows
+            Rows like those that arrive.
+        count : int
+            The number of rows that arrive.
+        counts : list of int
+            The rows of each local expert, rounded up; empty if they are unknown.
+        others : tuple of torch.Tensor or None
+            The other outputs in which rows arrive.
+
+        Returns
+        -------
+        tuple of torch.Tensor or None
+            The layout's rows, and int32 [rows, top-k] for their slots. None if peers cannot reach all outputs.
+        """
+        topology = engine.topology
+        possible = topology.hops == 1 and all(topology.mapped) and engine.senders_expand and self._numbers
+        if not possible or not counts or not count or not engine.peers_reach(*others):
+            return None
+        x = engine.shared((sum(counts), sent.hidden), sent.x.dtype)
+        slots = None if x is None else engine.shared((count, self.topk), torch.int32)
+        if x is None or slots is None:
+            return None
+        self._by_senders = True
+        self.layout = Expanded(slots, self.expert_rows, self.received, self.alignment, x.shape[0])
+        return x, slots
+
     def allocate(self, engine: Engine, arrived: Received, counts: list[int]) -> Received:
         """Allocate the outputs, given those in which rows arrive.
 
@@ -188,7 +258,9 @@ class Expand:
             expanded_rows = sum(counts) if counts else self.max_rows
             self.layout = Expanded(slots, self.expert_rows, self.received, self.alignment, expanded_rows)
         size = self.layout.expanded_rows
-        (x,) = engine.empty_private(((size, rows.hidden), rows.x.dtype))
+        x = rows.x
+        if not self._by_senders:
+            (x,) = engine.empty_private(((size, rows.hidden), rows.x.dtype))
         scales = None if rows.scales is None else _empty_scales(rows.scales, size, self.columns)
         # Rows that no choice has get weight 0: callers multiply all rows by their weights.
         weights = None if arrived.topk_weights is None else torch.zeros(size, dtype=torch.float32, device=where)
@@ -202,12 +274,14 @@ class Expand:
         rows, idx, native = arrived.rows, arrived.topk_idx, self.layout.native()
         id_bytes = torch.int64.itemsize if idx is None else idx.element_size()
         sizes = C.normal.Sizes(0, sizes.row_bytes, self.topk, 0, id_bytes=id_bytes, scales=rows.scales_per_row)
-        if self._numbers:
+        if self._numbers and not self._by_senders:
             assert idx is not None
             addresses = {"topk_idx": idx.data_ptr(), "received": self.received.data_ptr()}
             C.expand.number(engine.runtime, call, sizes, native, blocks=blocks, **addresses)
         tensors = C.expand.Tensors()
         tensors.x, tensors.expanded_x = rows.x.data_ptr(), outputs.rows.x.data_ptr()
+        if self._by_senders:
+            tensors.x = 0
         if rows.scales is not None and outputs.rows.scales is not None:
             tensors.scales, tensors.expanded_scales = rows.scales.data_ptr(), outputs.rows.scales.data_ptr()
             tensors.scales_stride = outputs.rows.strides

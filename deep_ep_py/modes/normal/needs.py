@@ -8,6 +8,6 @@ from deep_ep_py.session.needs import Needs
 
 NORMAL = Needs(
     call_words=C.normal.CALL_WORDS,
-    stats=("dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied"),
+    stats=("dispatches", "cached_dispatches", "combines", "direct", "expanded_by_senders", "rounds", "copied"),
     explain=wrong_id,
 )

@@ -14,7 +14,7 @@ from deep_ep_py.device.rates import destinations
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.normal.choice_sums import ChoiceSums
 from deep_ep_py.modes.normal.counted import Choices, ReceivedCounts
-from deep_ep_py.modes.normal.expanded import Expanded, Placement
+from deep_ep_py.modes.normal.expanded import Expand, Expanded, Placement
 from deep_ep_py.modes.normal.handles import DispatchHandle, handle_of
 from deep_ep_py.modes.normal.layout import check_room
 from deep_ep_py.modes.normal.plans import Plan, way_of
@@ -129,7 +129,7 @@ class PendingDispatch(_Pending):
             "num_tokens_per_expert", given.num_tokens_per_expert, torch.int32, (None,), device
         )
         experts = arguments.experts(per_expert.shape[0], ranks, "len(num_tokens_per_expert)")
-        sizes = _sizes(rows, given, experts)
+        sizes = _sizes(engine, rows, given, experts)
         check_room(engine, sizes)
         stored = tokens * (destinations(sizes.topk, ranks) if sizes.topk else ranks)
         blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
@@ -175,7 +175,7 @@ class PendingDispatch(_Pending):
             placement=given.placement,
         )
         rows = Rows.of("x", given.x, engine.device.torch_device, handle.tokens)
-        sizes = _sizes(rows, given, given.num_experts)
+        sizes = _sizes(engine, rows, given, given.num_experts)
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
         _, _, dispatch, _ = handle.plan.kernels
@@ -195,15 +195,24 @@ class PendingDispatch(_Pending):
         count = self._count()
         recv_topk_idx = recv_topk_weights = recv_source = None
         with engine.device.allocating(self.streams.allocate_on_comm):
-            received = self.rows.received(count, engine.empty)
-            if given.topk_idx is not None:
-                recv_topk_idx = engine.empty((count, given.topk_idx.shape[1]), given.topk_idx.dtype)
             if given.topk_weights is not None:
                 recv_topk_weights = engine.empty((count, given.topk_weights.shape[1]), torch.float32)
             if not cached:
                 self.plan = self.plan.with_table(call, given.num_worst_tokens)
                 recv_source = engine.empty(self.plan.sources(count), torch.int32)
             counts = self._counts_per_expert()
+            scales = self.rows.received_scales(count, engine.empty)
+            reached = (scales, recv_topk_weights, recv_source)
+            into = None
+            if isinstance(given.placement, Expand):
+                into = given.placement.take_directly(engine, self.rows, count, counts, reached)
+            if into is not None:
+                x, recv_topk_idx = into
+            else:
+                x = engine.empty((count, self.rows.hidden), self.rows.x.dtype)
+                if given.topk_idx is not None:
+                    recv_topk_idx = engine.empty((count, given.topk_idx.shape[1]), given.topk_idx.dtype)
+            received = Rows(x, scales)
             arrived = Received(received, recv_topk_idx, recv_topk_weights)
             outputs = arrived
             if given.placement is not None:
@@ -229,6 +238,13 @@ class PendingDispatch(_Pending):
             engine.hold(self.operation, *self.plan.tensors())
         # Earlier uses of the outputs' memory must have ended before a peer is told where it is (P9).
         engine.device.order_after_caller(self.streams.before_outputs, self.streams.allocate_on_comm)
+        if isinstance(given.placement, Expand) and given.topk_idx is not None and not given.num_worst_tokens:
+            ordinals = given.placement.number_own(engine, call, self.sizes, given.topk_idx, self.blocks)
+            if ordinals is not None:
+                engine.hold(self.operation, ordinals)
+                tensors.ordinals = ordinals.data_ptr()
+        if into is not None:
+            tensors.expanded_rows = x.shape[0]
         direct = self.plan.calls.dispatch(
             engine.runtime,
             call,
@@ -249,6 +265,7 @@ class PendingDispatch(_Pending):
         engine.log.moved(self.operation, "rows received", count, self.rows.row_bytes, path)
         event = engine.end_operation(call, self.operation, self.streams, kept)
         engine.stats[path] += 1
+        engine.stats["expanded_by_senders"] += into is not None
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         if recv_source is None:
             return outputs.rows.given(), outputs.topk_idx, outputs.topk_weights, None, None, event
@@ -415,7 +432,7 @@ class PendingCombine(_Pending):
         return summed, combined_weights, event
 
 
-def _sizes(rows: Rows, given: DispatchArguments, experts: int) -> C.normal.Sizes:
+def _sizes(engine: Engine, rows: Rows, given: DispatchArguments, experts: int) -> C.normal.Sizes:
     """Check what rows carry besides themselves, and return their sizes."""
     tokens, device = rows.x.shape[0], rows.x.device
     topk, id_bytes, weighted = 0, torch.int64.itemsize, given.topk_weights is not None
@@ -433,6 +450,8 @@ def _sizes(rows: Rows, given: DispatchArguments, experts: int) -> C.normal.Sizes
         scales=rows.scales_per_row,
         types=rows.types,
         weights=weighted,
+        # Ranks that put rows into others' layouts must have numbered their choices.
+        expands=(1 + engine.senders_expand) * isinstance(given.placement, Expand),
     )
 
 

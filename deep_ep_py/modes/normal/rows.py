@@ -104,10 +104,11 @@ class Rows:
         """Return the tensors that kernels read or write."""
         return self.x, self.scales
 
-    def received(self, rows: int, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> Rows:
-        """Allocate outputs for this number of rows of the same kind."""
-        scales = None if self.scales is None else empty((rows, *self.scales.shape[1:]), self.scales.dtype)
-        return Rows(empty((rows, self.hidden), self.x.dtype), scales)
+    def received_scales(
+        self, rows: int, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Allocate the scales of this number of rows of the same kind."""
+        return None if self.scales is None else empty((rows, *self.scales.shape[1:]), self.scales.dtype)
 
     def given(self) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the rows in the form in which callers pass them."""

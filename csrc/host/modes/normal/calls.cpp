@@ -139,13 +139,18 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.streaming = uint64_t{rows} * sizes.row_bytes * args.shape.ranks_ > runtime.launcher().streaming_threshold();
     args.rows = rows;
     args.from = rows_of(tensors, sizes, args.layout.format);
+    args.ordinals = pointer<const i32>(tensors.ordinals);
     args.plan = plan;
-    const Offered output{tensors.recv_x, tensors.recv_scales, tensors.recv_topk_idx, tensors.recv_topk_weights,
-                         tensors.recv_src_idx};
+    const Offered output{tensors.recv_x,       tensors.recv_scales,  tensors.recv_topk_idx, tensors.recv_topk_weights,
+                         tensors.recv_src_idx, tensors.expanded_rows};
     args.offer = offer(runtime, output, sizes, rows, sizeof(i32));
+    if (args.offer.expanded_rows != tensors.expanded_rows) {
+        throw std::logic_error("an expanded layout is offered only if all outputs are in the arena");
+    }
     args.recv_x = pointer<u8>(tensors.recv_x);
     args.recv_scales = pointer<u32>(tensors.recv_scales);
-    args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes);
+    const u32 idx_bytes = tensors.expanded_rows != 0 ? sizeof(i32) : sizes.id_bytes;
+    args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), idx_bytes);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
     call.serial = runtime.launch<DispatchKernel>(args, blocks);

@@ -16,6 +16,10 @@ struct DispatchTensors {
     uint64_t x = 0, scales = 0, topk_idx = 0, topk_weights = 0;
     std::array<int64_t, 2> scales_stride{};  // between tokens and between scales, in scales
     uint64_t recv_x = 0, recv_scales = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
+    // In one hop: where this rank's choices are numbered, if peers may offer expanded layouts; and the rows of this
+    // rank's, if recv_x is that layout and recv_topk_idx takes slots, 32 bits each. All outputs are then in the arena.
+    uint64_t ordinals = 0;
+    uint32_t expanded_rows = 0;
 };
 
 // The same for a combine.
@@ -45,6 +49,7 @@ struct Sizes {
     uint32_t scales = 0;              // per row, 4 bytes each
     uint32_t types = 0;               // of rows and scales: the caller's code, compared across ranks
     bool weights = true;              // whether each of a token's choices has a weight
+    uint32_t expands = 0;             // whether outputs are expanded, and whether by senders: the caller's code
 };
 
 // Minimum size in bytes of a region for a dispatch or combine of these sizes.

@@ -26,6 +26,7 @@ uint64_t hash_of_dispatch(Call& call, const Sizes& sizes, uint32_t max_rows) {
                                  {"top-k weights", sizes.weights},
                                  {"bytes per top-k index", sizes.id_bytes},
                                  {"num_experts", sizes.experts},
+                                 {"do_expand or DEEP_EP_EXPAND", sizes.expands},
                                  {"num_worst_tokens", max_rows}});
 }
 
@@ -57,13 +58,17 @@ wire::Offer offer(const Runtime& runtime, const Offered& offered, const Sizes& s
     const auto inside = [&](uint64_t address, uint64_t bytes_per_row) {
         return address == 0 || runtime.arena()->contains(pointer<const void>(address), rows * bytes_per_row);
     };
+    const bool expanded = offered.expanded_rows != 0;
+    const uint64_t x_bytes = uint64_t{expanded ? offered.expanded_rows : rows} * sizes.row_bytes;
     // Nothing is stored to or loaded from an output without rows, so it may be anywhere.
     offer.visible =
-        rows == 0 || (inside(offered.x, sizes.row_bytes) && inside(offered.scales, sizes.scales * sizeof(u32)) &&
-                      inside(offered.topk_idx, sizes.topk * sizes.id_bytes) &&
+        rows == 0 || ((offered.x == 0 || runtime.arena()->contains(pointer<const void>(offered.x), x_bytes)) &&
+                      inside(offered.scales, sizes.scales * sizeof(u32)) &&
+                      inside(offered.topk_idx, sizes.topk * (expanded ? sizeof(i32) : sizes.id_bytes)) &&
                       inside(offered.topk_weights, sizes.topk * sizeof(float)) && inside(offered.source, source_bytes));
     if (offer.visible == 0 || rows == 0) return offer;
     offer.rows = rows;
+    offer.expanded_rows = offered.expanded_rows;
     offer.x = runtime.offset_of(offered.x);
     offer.scales = runtime.offset_of(offered.scales);
     offer.topk_idx = runtime.offset_of(offered.topk_idx);

@@ -34,6 +34,7 @@ Rows rows_of(const DispatchTensors& tensors, const Sizes& sizes, const wire::Chu
 // Addresses of tensors that may be offered to peers; 0: none. `offer` takes the number of their rows.
 struct Offered {
     uint64_t x, scales, topk_idx, topk_weights, source;
+    uint32_t expanded_rows = 0;  // of x, if it is an expanded layout and `topk_idx` takes slots
 };
 wire::Offer offer(const Runtime& runtime, const Offered& offered, const Sizes& sizes, uint32_t rows, u32 source_bytes);
 
