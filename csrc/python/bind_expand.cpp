@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "host/modes/expand/calls.h"
+#include "kernels/expand/slots.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -31,7 +32,8 @@ void bind_expand(py::module_& module) {
         .def_readwrite("scales_stride", &Tensors::scales_stride)
         .def_readwrite("bias", &Tensors::bias);
     m.def("number", &host::expand::number, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("layout"),
-          py::kw_only(), py::arg("topk_idx"), py::arg("received"), py::arg("blocks"), NoGil());
+          py::kw_only(), py::arg("topk_idx"), py::arg("received"), py::arg("counts"), py::arg("blocks"), NoGil());
+    m.attr("CHOICE_CHUNKS") = kChoiceChunks;
     m.def("copy", &host::expand::copy, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("layout"),
           py::arg("tensors"), py::kw_only(), py::arg("zero_padding"), py::arg("blocks"), NoGil());
     m.def("copy_scales", &host::expand::copy_scales, py::arg("runtime"), py::arg("call"), py::arg("sizes"),

@@ -9,7 +9,7 @@ import deep_ep_py._C
 import deep_ep_py._C.normal
 import typing
 
-__all__: list[str] = ["Layout", "Tensors", "copy", "copy_scales", "fold", "number"]
+__all__: list[str] = ["CHOICE_CHUNKS", "Layout", "Tensors", "copy", "copy_scales", "fold", "number"]
 
 class Layout:
     def __init__(
@@ -89,5 +89,8 @@ def number(
     *,
     topk_idx: int,
     received: int,
+    counts: int,
     blocks: int,
 ) -> None: ...
+
+CHOICE_CHUNKS: int = 64

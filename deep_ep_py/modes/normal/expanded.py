@@ -134,6 +134,42 @@ class ScaleColumns:
         )
 
 
+@dataclass(frozen=True)
+class OwnChoices:
+    """The numbers of a rank's own choices among its choices of the same expert.
+
+    Attributes
+    ----------
+    topk_idx : torch.Tensor
+        [tokens, top-k]: expert ids.
+    ordinals : torch.Tensor
+        int32 [tokens, top-k]: their numbers.
+    counts : torch.Tensor
+        For the kernels' use.
+    """
+
+    topk_idx: torch.Tensor
+    ordinals: torch.Tensor
+    counts: torch.Tensor
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that kernels use."""
+        return self.topk_idx, self.ordinals, self.counts
+
+    def launch(self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, blocks: int) -> None:
+        """Launch the numbering, before the dispatch kernel."""
+        own = C.expand.Layout(
+            expert_rows=0,
+            slots=self.ordinals.data_ptr(),
+            experts=self.counts.shape[1],
+            alignment=1,
+            rows=self.topk_idx.shape[0],
+            expanded_rows=_ANY_SLOT,
+        )
+        addresses = {"topk_idx": self.topk_idx.data_ptr(), "received": 0, "counts": self.counts.data_ptr()}
+        C.expand.number(engine.runtime, call, sizes, own, blocks=blocks, **addresses)
+
+
 @dataclass
 class Expand:
     """A placement: the expanded layout.
@@ -168,44 +204,34 @@ class Expand:
     layout: Expanded | None = None
     _numbers: bool = field(init=False, repr=False)
     _by_senders: bool = field(default=False, init=False, repr=False)
+    _counts: torch.Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._numbers = self.layout is None
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors that kernels use besides the outputs."""
-        return (self.expert_rows, self.received) if self.layout is None else self.layout.tensors()
+        used = (self.expert_rows, self.received) if self.layout is None else self.layout.tensors()
+        return used if self._counts is None else (*used, self._counts)
 
     def prepare(self, engine: Engine, sizes: C.normal.Sizes) -> None:
         """Prepare the kernels."""
         engine.prepare(sizes.row_bytes, self.topk, *(("expand_slots",) if self._numbers else ()), "expand_rows")
 
-    def number_own(
-        self, engine: Engine, call: C.Call, sizes: C.normal.Sizes, topk_idx: torch.Tensor, blocks: int
-    ) -> torch.Tensor | None:
-        """Launch the numbering of this rank's choices, by which it finds their places in other ranks' layouts.
+    def own_choices(self, engine: Engine, topk_idx: torch.Tensor, experts: int) -> OwnChoices | None:
+        """Allocate what this rank needs to find its rows' places in other ranks' layouts.
 
         Returns
         -------
-        torch.Tensor or None
-            int32 [tokens, top-k]; None if no rank offers its layout: those that are reached by NICs alone, or if the
-            host does not wait for counts.
+        OwnChoices or None
+            None if no rank offers its layout: those that are reached by NICs alone, or if the host does not wait for
+            counts.
         """
         topology = engine.topology
         alone = topology.mapped.count(True) == 1 and topology.ranks > 1
         if topology.hops != 1 or not engine.senders_expand or not self._numbers or alone:
             return None
-        ordinals = torch.empty(topk_idx.shape, dtype=torch.int32, device=topk_idx.device)
-        own = C.expand.Layout(
-            expert_rows=0,
-            slots=ordinals.data_ptr(),
-            experts=sizes.experts,
-            alignment=1,
-            rows=topk_idx.shape[0],
-            expanded_rows=_ANY_SLOT,
-        )
-        C.expand.number(engine.runtime, call, sizes, own, topk_idx=topk_idx.data_ptr(), received=0, blocks=blocks)
-        return ordinals
+        return OwnChoices(topk_idx, torch.empty_like(topk_idx, dtype=torch.int32), _counts(topk_idx, experts))
 
     def take_directly(
         self,
@@ -259,6 +285,8 @@ class Expand:
             self.layout = Expanded(slots, self.expert_rows, self.received, self.alignment, expanded_rows)
         size = self.layout.expanded_rows
         x = rows.x
+        if self._numbers and not self._by_senders and arrived.topk_idx is not None:
+            self._counts = _counts(arrived.topk_idx, self.expert_rows.shape[0])
         if not self._by_senders:
             (x,) = engine.empty_private(((size, rows.hidden), rows.x.dtype))
         scales = None if rows.scales is None else _empty_scales(rows.scales, size, self.columns)
@@ -276,7 +304,9 @@ class Expand:
         sizes = C.normal.Sizes(0, sizes.row_bytes, self.topk, 0, id_bytes=id_bytes, scales=rows.scales_per_row)
         if self._numbers and not self._by_senders:
             assert idx is not None
+            assert self._counts is not None
             addresses = {"topk_idx": idx.data_ptr(), "received": self.received.data_ptr()}
+            addresses["counts"] = self._counts.data_ptr()
             C.expand.number(engine.runtime, call, sizes, native, blocks=blocks, **addresses)
         tensors = C.expand.Tensors()
         tensors.x, tensors.expanded_x = rows.x.data_ptr(), outputs.rows.x.data_ptr()
@@ -292,6 +322,11 @@ class Expand:
 
 
 Placement = Expand | ScaleColumns
+
+
+def _counts(like: torch.Tensor, experts: int) -> torch.Tensor:
+    """Allocate what kernels need to number the choices of `experts`."""
+    return torch.empty((C.expand.CHOICE_CHUNKS, experts), dtype=torch.int32, device=like.device)
 
 
 def _empty_scales(like: torch.Tensor, rows: int, columns: bool) -> torch.Tensor:

@@ -203,9 +203,11 @@ class PendingDispatch(_Pending):
             counts = self._counts_per_expert()
             scales = self.rows.received_scales(count, engine.empty)
             reached = (scales, recv_topk_weights, recv_source)
-            into = None
+            into = own = None
             if isinstance(given.placement, Expand):
                 into = given.placement.take_directly(engine, self.rows, count, counts, reached)
+                if given.topk_idx is not None and not given.num_worst_tokens:
+                    own = given.placement.own_choices(engine, given.topk_idx, self.sizes.experts)
             if into is not None:
                 x, recv_topk_idx = into
             else:
@@ -238,11 +240,10 @@ class PendingDispatch(_Pending):
             engine.hold(self.operation, *self.plan.tensors())
         # Earlier uses of the outputs' memory must have ended before a peer is told where it is (P9).
         engine.device.order_after_caller(self.streams.before_outputs, self.streams.allocate_on_comm)
-        if isinstance(given.placement, Expand) and given.topk_idx is not None and not given.num_worst_tokens:
-            ordinals = given.placement.number_own(engine, call, self.sizes, given.topk_idx, self.blocks)
-            if ordinals is not None:
-                engine.hold(self.operation, ordinals)
-                tensors.ordinals = ordinals.data_ptr()
+        if own is not None:
+            engine.hold(self.operation, *own.tensors())
+            own.launch(engine, call, self.sizes, self.blocks)
+            tensors.ordinals = own.ordinals.data_ptr()
         if into is not None:
             tensors.expanded_rows = x.shape[0]
         direct = self.plan.calls.dispatch(

@@ -4,6 +4,7 @@
 
 #include "device/bf16.h"
 #include "host/modes/expand/calls.h"
+#include "kernels/expand/slots.h"
 #include "ranks.h"
 
 namespace protocol::expanded {
@@ -51,7 +52,10 @@ class Batch {
           rank_sums_(kRanks),
           expert_sums_(kHere),
           expert_rows_(kHere),
-          statistics_(kHere, 7) {
+          statistics_(kHere, 7),
+          ordinals_(tokens_ * kChoices),
+          numbers_(buffer.setup.fabric == "peer" && buffer.setup.arena),
+          by_senders_(numbers_ && (rank_ + lap) % 2 == 0) {
         for (u32 t = 0; t < tokens_; ++t) {
             for (u32 h = 0; h < kHidden; ++h) {
                 x_[t * kHidden + h] = element(lap, rank_, t, h);
@@ -92,9 +96,12 @@ class Batch {
         for (u32 e = 0; e < kHere; ++e) {
             expanded_rows_ += wire::ceil_div(call->words.get()[e], kAlignment) * kAlignment;
         }
-        recv_x_ = output(count * kRowBytes);
+        if (!by_senders_) recv_x_ = output(count * kRowBytes);
         recv_scales_ = output(count * kScales * sizeof(u32));
-        recv_idx_ = output(count * kChoices * sizeof(i64));
+        if (!by_senders_) recv_idx_ = output(count * kChoices * sizeof(i64));
+        slots_ = by_senders_ ? output(count * kChoices * sizeof(i32)) : own(count * kChoices * sizeof(i32));
+        const u64 expanded_bytes = u64{expanded_rows_} * kRowBytes;
+        expanded_x_ = by_senders_ ? output(expanded_bytes) : own(expanded_bytes);
         recv_weights_ = output(count * kChoices * sizeof(float));
         recv_source_ = output(count * sizeof(i32));
         host::normal::DispatchTensors tensors;
@@ -103,23 +110,33 @@ class Batch {
         tensors.scales_stride = {kScales, 1};
         tensors.topk_idx = address(idx_);
         tensors.topk_weights = address(weights_);
-        tensors.recv_x = recv_x_.address();
+        tensors.recv_x = by_senders_ ? expanded_x_.address() : recv_x_.address();
         tensors.recv_scales = recv_scales_.address();
-        tensors.recv_topk_idx = recv_idx_.address();
+        tensors.recv_topk_idx = by_senders_ ? slots_.address() : recv_idx_.address();
         tensors.recv_topk_weights = recv_weights_.address();
         tensors.recv_src_idx = recv_source_.address();
+        if (numbers_) {
+            own_counts_ = own(u64{kChoiceChunks} * kExperts * sizeof(u32));
+            const host::expand::Layout choices{0, address(ordinals_), kExperts, 1, tokens_, ~0u};
+            host::expand::number(runtime, *call, sizes, choices, address(idx_), 0, own_counts_.address(),
+                                 buffer_.blocks);
+            tensors.ordinals = address(ordinals_);
+        }
+        if (by_senders_) tensors.expanded_rows = expanded_rows_;
         host::normal::dispatch(runtime, *call, sizes, tensors, plan(), count, false, buffer_.blocks);
 
-        slots_ = own(count * kChoices * sizeof(i32));
-        expanded_x_ = own(u64{expanded_rows_} * kRowBytes);
         expanded_weights_ = own(expanded_rows_ * sizeof(float));
         stride_ = wire::ceil_div(expanded_rows_, 4) * 4;
         expanded_scales_ = own(u64{stride_} * kScales * sizeof(u32));
         columns_ = own(u64{wire::ceil_div(count, 4)} * 4 * kScales * sizeof(u32));
-        host::expand::number(runtime, *call, sizes, layout(), recv_idx_.address(),
-                             address(rank_sums_) + sizeof(i32) * (kRanks - 1), buffer_.blocks);
+        chunk_counts_ = own(u64{kChoiceChunks} * kHere * sizeof(u32));
+        if (!by_senders_) {
+            const u64 received = address(rank_sums_) + sizeof(i32) * (kRanks - 1);
+            host::expand::number(runtime, *call, sizes, layout(), recv_idx_.address(), received,
+                                 chunk_counts_.address(), buffer_.blocks);
+        }
         host::expand::Tensors expanded;
-        expanded.x = recv_x_.address();
+        expanded.x = by_senders_ ? 0 : recv_x_.address();
         expanded.scales = recv_scales_.address();
         expanded.topk_weights = recv_weights_.address();
         expanded.expanded_x = expanded_x_.address();
@@ -170,7 +187,8 @@ class Batch {
                 expect(found == scale(rows_[row].source, rows_[row].token, s), "column of scales");
             }
         }
-        for (const Output* one : {&slots_, &expanded_x_, &expanded_weights_, &expanded_scales_, &columns_}) {
+        for (const Output* one :
+             {&chunk_counts_, &slots_, &expanded_x_, &expanded_weights_, &expanded_scales_, &columns_}) {
             one->check("expanded layout");
         }
     }
@@ -236,9 +254,12 @@ class Batch {
         combined_weights_.check("weights");
     }
     void end() {
-        for (Output* one :
-             {&recv_x_, &recv_scales_, &recv_idx_, &recv_weights_, &recv_source_, &folded_x_, &folded_weights_}) {
+        for (Output* one : {&recv_scales_, &recv_weights_, &recv_source_, &folded_x_, &folded_weights_}) {
             one->check("rows");
+            one->release();
+        }
+        for (Output* one : by_senders_ ? std::array{&slots_, &expanded_x_} : std::array{&recv_x_, &recv_idx_}) {
+            one->check("rows and choices");
             one->release();
         }
     }
@@ -324,11 +345,12 @@ class Batch {
     std::vector<i32> per_rank_, per_expert_;
     std::vector<u8> in_rank_;
     std::vector<i32> token_row_, row_token_, prefix_, source_tokens_, rows_to_rank_;
-    std::vector<i32> rank_sums_, expert_sums_, expert_rows_, statistics_, every_choice_;
+    std::vector<i32> rank_sums_, expert_sums_, expert_rows_, statistics_, ordinals_, every_choice_;
+    const bool numbers_, by_senders_;
     std::vector<Row> rows_;
     u32 expanded_rows_ = 0, stride_ = 0;
     Output recv_x_, recv_scales_, recv_idx_, recv_weights_, recv_source_;
-    Output slots_, expanded_x_, expanded_weights_, expanded_scales_, columns_;
+    Output own_counts_, chunk_counts_, slots_, expanded_x_, expanded_weights_, expanded_scales_, columns_;
     Output folded_x_, folded_weights_, combined_x_, combined_weights_;
     Output returned_x_, summed_;
 };

@@ -17,7 +17,7 @@ ExpertRanges ranges_of(const Layout& layout) {
 }  // namespace
 
 void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx,
-            uint64_t received, unsigned blocks) {
+            uint64_t received, uint64_t counts, unsigned blocks) {
     ExpandSlotsArgs args{};
     args.call = runtime.call_args(call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
@@ -26,10 +26,13 @@ void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layo
     args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
     args.experts = ranges_of(layout);
     args.expanded_rows = layout.expanded_rows;
+    args.counts = pointer<u32>(counts);
     args.slots = pointer<i32>(layout.slots);
-    // One warp per expert scans the choices; more thread blocks would have little work.
-    blocks = std::min(blocks, wire::ceil_div(layout.experts, runtime.launcher().warps()));
-    call.serial = runtime.launch<ExpandSlotsKernel>(args, blocks);
+    const u32 working = ExpandSlotsShared::working_warps(runtime.launcher().warps(), layout.experts);
+    blocks = std::min(blocks, wire::ceil_div(kChoiceChunks, working));
+    for (args.counted = 0; args.counted < 2; ++args.counted) {
+        call.serial = runtime.launch<ExpandSlotsKernel>(args, blocks, layout.experts);
+    }
 }
 
 void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, const Tensors& tensors,

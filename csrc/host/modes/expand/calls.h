@@ -27,9 +27,11 @@ struct Tensors {
 };
 
 // After the dispatch of `call` has been launched: finds the slots of the received `topk_idx`. `received`: address of
-// the number of rows that arrived, as notify has stored it.
+// the number of rows that arrived, as notify has stored it. `counts`: [kChoiceChunks, experts] of 32 bits, for the
+// kernels' use. Or before the dispatch: numbers the tokens' choices of each of the experts of all ranks, with
+// `received` 0 and a layout whose experts all begin at 0.
 void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx,
-            uint64_t received, unsigned blocks);
+            uint64_t received, uint64_t counts, unsigned blocks);
 // After number(), or with the slots of an earlier dispatch: copies the rows. `zero_padding`: zero the rows between
 // those of two experts.
 void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, const Tensors& tensors,
