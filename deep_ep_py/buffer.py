@@ -757,5 +757,5 @@ class Buffer(V1Surface):
     ) -> None:
         """Destroy the Buffer; after an exception, notify the other ranks first."""
         if kind is not None:
-            self._engine.break_off(f"the Buffer was left by {brief(value) if value is not None else kind.__name__}")
+            self._engine.break_off(brief(value) if value is not None else kind.__name__)
         self.destroy()

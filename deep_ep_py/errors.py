@@ -51,7 +51,7 @@ class DeepEPTimeout(DeepEPError):
         whose = f" of rank {peer}" if peer >= 0 else ""
         super().__init__(
             f"rank {rank} gave up in {kernel} after {seconds:g} s: waited for {phase}{whose}, "
-            f"expected {expected} signals, saw {seen}{busy}"
+            f"expected {expected} signal{'' if expected == 1 else 's'}, saw {seen}{busy}"
         )
 
 

@@ -22,7 +22,7 @@ from deep_ep_py.bench.results import report as make_report
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.bench.worker import run_bench
 from deep_ep_py.core.files import check_writable, write_json
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.core.options import PICTURES, OutputFile
 from deep_ep_py.core.pictures import INSTALL_HINT, can_plot
 from deep_ep_py.errors import DeepEPError
 
@@ -95,7 +95,7 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     "without combine, which takes only BF16; in low-latency mode dispatch casts the rows.",
 )
 @click.option("--routing", type=click.Choice(limits.ROUTINGS), default=_DEFAULTS.routing, help="Choice of experts.")
-@click.option("--seed", type=int, default=_DEFAULTS.seed)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=_DEFAULTS.seed, help="Of rows and routing.")
 @click.option(
     "--baseline",
     "baselines",
@@ -111,14 +111,24 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.option(
     "--keep", type=int, default=_DEFAULTS.keep, help="How many earlier dispatch outputs stay alive, as in training."
 )
-@click.option("--iterations", type=int, default=None, help="Timed iterations.  [default: 15; with --device cuda 50]")
+@click.option(
+    "--iterations",
+    type=int,
+    default=None,
+    help="Timed iterations.  [default: 15; with --device cuda 50]",
+)
 @click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Untimed iterations first.")
-@click.option("--chain", type=int, default=_DEFAULTS.chain, help="Pairs run back to back in a sample of `pair`.")
+@click.option(
+    "--chain",
+    type=int,
+    default=_DEFAULTS.chain,
+    help="Pairs run back to back in a sample of `pair`.",
+)
 @click.option("--json", "json_file", type=OutputFile(), help="Write the report here.")
 @click.option(
     "--plot",
     "plot_file",
-    type=OutputFile(),
+    type=OutputFile(*PICTURES),
     help=f"Write the plot (PNG) here.  [default: {_DEFAULT_PLOT}]",
 )
 @click.option("--no-plot", is_flag=True, help="Write no plot.")

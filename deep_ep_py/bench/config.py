@@ -25,6 +25,8 @@ ROW_ALIGNMENT = 16
 ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
 FP8_BLOCK = 128
 MAX_KEEP = 64
+MAX_SIZE = 1 << 20
+"""Largest number of tokens per rank, elements per row, and iterations: beyond what any machine finishes."""
 
 
 class CapabilityError(RuntimeError):
@@ -137,12 +139,14 @@ class BenchConfig:
             _require(baseline in known, "baseline", baseline, f"one of {', '.join(known)} with --mode {self.mode}")
         _require(self.corrupt in (None, *CORRUPTIBLE), "corrupt", self.corrupt, "one of " + ", ".join(CORRUPTIBLE))
         _require(1 <= self.ranks <= MAX_RANKS, "ranks", self.ranks, f"between 1 and {MAX_RANKS}")
-        _require(bool(self.tokens) and min(self.tokens) >= 1, "tokens", self.tokens, "one or more sizes of at least 1")
+        sizes_ok = bool(self.tokens) and all(1 <= tokens <= MAX_SIZE for tokens in self.tokens)
+        sizes = ",".join(map(str, self.tokens))
+        _require(sizes_ok, "tokens", sizes, f"one or more sizes between 1 and {MAX_SIZE}")
         _require(
-            self.hidden >= 1 and self.row_bytes % ROW_ALIGNMENT == 0,
+            1 <= self.hidden <= MAX_SIZE and self.row_bytes % ROW_ALIGNMENT == 0,
             "hidden",
             self.hidden,
-            f"such that a row is a multiple of {ROW_ALIGNMENT} bytes "
+            f"at most {MAX_SIZE}, and such that a row is a multiple of {ROW_ALIGNMENT} bytes "
             f"(a multiple of {ROW_ALIGNMENT // ELEMENT_BYTES[self.dtype]})",
         )
         whole = self.dtype != "fp8" or self.hidden % FP8_BLOCK == 0
@@ -154,7 +158,7 @@ class BenchConfig:
         if self.routing == "deepseek":
             require_groups(self.experts, self.topk)
         for name in ("iterations", "chain", "nodes"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            _require(1 <= getattr(self, name) <= MAX_SIZE, name, getattr(self, name), f"between 1 and {MAX_SIZE}")
         _require(self.ranks % self.nodes == 0, "nodes", self.nodes, f"a divisor of the {self.ranks} ranks")
         _require(self.hops in (0, 1, 2), "hops", self.hops, "1 or 2; 0: the Buffer's default")
         _require(self.hops < 2 or self.nodes > 1, "hops", self.hops, "several nodes with two hops")
@@ -164,7 +168,7 @@ class BenchConfig:
         known_paths = self.heap != "nvshmem" or self.fabric in (None, "ibgda")
         _require(known_paths, "fabric", self.fabric, "ibgda with --heap nvshmem, or none named")
         _require(not self.provider or self.fabric == "proxy", "provider", self.provider, "--fabric proxy with it")
-        _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
+        _require(0 <= self.warmup <= MAX_SIZE, "warmup", self.warmup, f"between 0 and {MAX_SIZE}")
         _require(0 <= self.keep <= MAX_KEEP, "keep", self.keep, f"between 0 and {MAX_KEEP}")
         _require(0 <= self.num_sms <= MAX_SMS, "num-sms", self.num_sms, f"between 0 and {MAX_SMS}")
         self._require_capabilities()

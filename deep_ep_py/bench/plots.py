@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deep_ep_py.bench.results import BASELINE_OP
+from deep_ep_py.bench.tables import cores_text
 from deep_ep_py.core.pictures import get_pyplot
 
 OURS, OURS_COLOR = "deep_ep_py", "#0b6e4f"
@@ -66,6 +67,7 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
                 axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
             else:
                 _scale_by_decades(axis)
+                axis.set_title("logarithmic", loc="right", fontsize=8, color="#666666")
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(True, axis="y", alpha=0.2)
         axes[0][column].set_title(title)
@@ -88,10 +90,11 @@ def _title(report: dict[str, Any]) -> str:
     machine = config["machine"]
     where = machine.get("gpu") or machine["cpu"]
     tokens = f", {config['tokens']} tokens per rank" if len(report["sizes"]) == 1 else ""
+    nodes = f" on {config['nodes']} nodes" if config["nodes"] > 1 else ""
     return (
-        f"{config['ranks']} ranks, hidden {config['hidden']} {config['dtype']}, top-{config['topk']} of "
-        f"{config['experts']}, {config['routing']} routing{tokens}\n"
-        f"{where}, {machine['cores']} cores, {machine['memory_gib']} GiB; deep_ep_py {machine['deep_ep_py']}"
+        f"{config['mode']} mode, {config['ranks']} ranks{nodes}, hidden {config['hidden']} {config['dtype']}, "
+        f"top-{config['topk']} of {config['experts']} experts, {config['routing']} routing{tokens}\n"
+        f"{where}, {cores_text(machine['cores'])}, {machine['memory_gib']} GiB; deep_ep_py {machine['deep_ep_py']}"
         f"{', commit ' + machine['commit'] if machine['commit'] else ''}\n"
         f"slowest rank; a dot per iteration, {'a bar at the median' if tokens else 'lines join medians'}"
     )
@@ -150,8 +153,9 @@ def _draw_columns(axis: Any, series: Series) -> None:
     for place, (name, ((_, median, samples),)) in enumerate(series.items()):
         count = len(samples)
         across = [place - 0.2 + 0.4 * (index + 0.5) / count for index in range(count)]
-        axis.scatter(across, samples, s=14, color=_COLORS[name], alpha=0.45, linewidths=0)
         axis.hlines(median, place - 0.3, place + 0.3, color=_COLORS[name], linewidth=2.5)
+        axis.scatter(across, samples, s=14, color=_COLORS[name], alpha=0.45, linewidths=0, zorder=3)
         axis.annotate(f"{median:.3g}", (place + 0.32, median), va="center", fontsize=9)
-    axis.set_xticks(range(len(series)), list(series))
+    # One word to a line: names of several words would run into each other.
+    axis.set_xticks(range(len(series)), [name.replace(", ", ",\n") for name in series], fontsize=8)
     axis.set_xlim(-0.6, len(series) - 0.1)

@@ -44,6 +44,11 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     _print_checks(report, console)
 
 
+def cores_text(cores: int) -> str:
+    """Return a number of cores in words."""
+    return f"{cores} core{'' if cores == 1 else 's'}"
+
+
 def _where(config: dict[str, Any]) -> str:
     machine = config["machine"]
     if config["device"] == "cuda":
@@ -51,7 +56,7 @@ def _where(config: dict[str, Any]) -> str:
             return _gpus(config)
         return f"one GPU ({machine['gpu']})" + (", which they share as threads" if config["ranks"] > 1 else "")
     nodes = f", as {config['nodes']} nodes with {_between(config)} between them" if config["nodes"] > 1 else ""
-    return f"{machine['cores']} cores{nodes}"
+    return f"{cores_text(machine['cores'])}{nodes}"
 
 
 def _gpus(config: dict[str, Any]) -> str:

@@ -96,7 +96,10 @@ def command(
     names = list(KERNELS) if every else list(dict.fromkeys(kernels))
     cache = KernelCache(folder)
     compile_ = compile_kernel if fresh else cache.get
-    outcomes = _compile(names, list(dict.fromkeys(architectures)), shape, compile_, console)
+    try:
+        outcomes = _compile(names, list(dict.fromkeys(architectures)), shape, compile_, console)
+    except PermissionError as error:  # a folder that others may write
+        raise click.ClickException(str(error)) from None
     console.print(as_table(outcomes, shape))
     failures = [outcome for outcome in outcomes if outcome.compiled is None]
     for failure in failures:

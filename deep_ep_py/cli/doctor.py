@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from deep_ep_py.core.files import write_json
+from deep_ep_py.core.files import check_writable, write_json
 from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.examine import examine
 from deep_ep_py.doctor.findings import Verdict, worst
@@ -49,6 +49,11 @@ def command(json_file: Path | None, root: Path, measure: bool) -> None:
     """
     live = root.resolve() == Path("/")
     several = live and is_one_of_several()
+    if json_file not in (None, _STDOUT):
+        try:
+            check_writable(json_file)
+        except OSError as error:
+            raise click.ClickException(f"--json {json_file} cannot be written: {error.strerror}") from None
     if measure and not several:
         raise click.UsageError("--measure: expected several ranks, under torchrun, and no --root")
     files = Files(root, live)

@@ -101,12 +101,15 @@ def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: 
 
 
 def _draw_times(axis: Any, phases: dict[str, list[float]]) -> None:
-    medians = [summary(milliseconds)["median"] for milliseconds in phases.values()]
-    below = [median - min(milliseconds) for median, milliseconds in zip(medians, phases.values(), strict=True)]
-    above = [max(milliseconds) - median for median, milliseconds in zip(medians, phases.values(), strict=True)]
-    colors = [_COLORS[name] for name in phases]
-    bars = axis.bar(list(phases), medians, yerr=[below, above], color=colors, capsize=4, ecolor="#444444")
-    axis.bar_label(bars, labels=[f"{median:.2f}" for median in medians], label_type="edge", padding=3)
+    for place, (name, milliseconds) in enumerate(phases.items()):
+        median, count = summary(milliseconds)["median"], len(milliseconds)
+        across = [place - 0.2 + 0.4 * (run + 0.5) / count for run in range(count)]
+        axis.hlines(median, place - 0.3, place + 0.3, color=_COLORS[name], linewidth=2.5)
+        axis.scatter(across, milliseconds, s=14, color=_COLORS[name], alpha=0.45, linewidths=0, zorder=3)
+        axis.annotate(f"{median:.2f}", (place + 0.32, median), va="center", fontsize=9)
+    axis.set_xticks(range(len(phases)), list(phases))
+    axis.set_xlim(-0.6, len(phases) - 0.1)
     axis.set_yscale("log")
     axis.margins(y=0.1)
-    axis.set_title("ms per phase, slowest rank (median, min to max)")
+    axis.set_ylabel("ms, logarithmic")
+    axis.set_title("time of each phase on the slowest rank:\na dot per run, a bar at the median")

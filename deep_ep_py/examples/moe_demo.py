@@ -21,7 +21,7 @@ from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.routing import require_groups
 from deep_ep_py.bench.timing import Stopwatch
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.core.options import PICTURES, OutputFile
 from deep_ep_py.examples.demo_check import compare, reference
 from deep_ep_py.examples.demo_config import DemoConfig
 from deep_ep_py.examples.demo_report import plot_demo, print_demo
@@ -90,8 +90,8 @@ def _gather(tensor: torch.Tensor, context: RankContext) -> list[torch.Tensor]:
 @click.option("--topk", type=click.IntRange(1, 32), default=8, help="Experts per token.")
 @click.option("--steps", type=click.IntRange(1), default=10, help="Timed runs of the layer.")
 @click.option("--warmup", type=click.IntRange(0), default=2, help="Untimed runs before them.")
-@click.option("--seed", type=int, default=0)
-@click.option("--plot", type=OutputFile(), default=Path("out/moe_demo.png"), help="File for the picture.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of weights and tokens.")
+@click.option("--plot", type=OutputFile(*PICTURES), default=Path("out/moe_demo.png"), help="File for the picture.")
 def main(plot: Path, **options: Any) -> None:
     """Run a MoE layer over several ranks: checked, timed, plotted."""
     config = DemoConfig(**options)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from deep_ep_py.bench.launch import RankContext, launch, torchrun_rank
 from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.core.options import PICTURES, OutputFile
 from deep_ep_py.examples.text import read_repository
 from deep_ep_py.examples.train_model import Batches, ByteModel, OneProcessMoE, TrainConfig
 from deep_ep_py.examples.train_report import plot_training, print_training, verdict
@@ -148,9 +148,9 @@ def _check_options(config: TrainConfig) -> None:
 @click.option("--topk", type=click.IntRange(1, 32), default=4, help="Experts per token.")
 @click.option("--intermediate", type=click.IntRange(1), default=64, help="Width of an expert's MLP.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-3, help="Learning rate of AdamW.")
-@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of weights and data.")
 @click.option("--check/--no-check", default=True, help="Also train in one process and compare the losses.")
-@click.option("--plot", type=OutputFile(), default=Path("out/train_moe.png"), help="File for the picture.")
+@click.option("--plot", type=OutputFile(*PICTURES), default=Path("out/train_moe.png"), help="File for the picture.")
 def main(check: bool, plot: Path, **options: Any) -> None:
     """Train a small expert-parallel MoE language model on the text of this repository.
 

@@ -144,7 +144,7 @@ class KernelCache:
         """Compile a kernel unless another process is; None if that takes longer than `patience` seconds."""
         # The lock is an OS lock: it is released when the process that holds it ends, for whatever reason.
         try:
-            with FileLock(path.with_suffix(".lock"), timeout=patience):
+            with FileLock(path.with_suffix(".lock"), timeout=patience, mode=0o600):
                 compiled = _read(path)
                 if compiled is None:
                     compiled = self._compile(kernel, shape, architecture)

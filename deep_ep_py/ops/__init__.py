@@ -1,4 +1,4 @@
-"""Dispatch and combine as torch ops, with gradients and support for `torch.compile`.
+"""Dispatch and combine as torch ops, with gradients and support for `torch.compile`::
 
     name = deep_ep_py.ops.register(buffer)      # keep a reference to the Buffer
     received = deep_ep_py.ops.dispatch(x, topk_idx, topk_weights, num_experts, name)
@@ -33,6 +33,7 @@ from deep_ep_py.ops.expanded import (
 )
 from deep_ep_py.ops.low_latency import Received, low_latency_combine, low_latency_dispatch
 from deep_ep_py.ops.registry import register
+from deep_ep_py.ops.row_types import check_routes, check_types
 
 __all__ = [
     "Dispatched",
@@ -137,6 +138,7 @@ def dispatch(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.dispatch`; also if `group` is not registered.
     """
+    check_types(group, fp8, x=x, topk_idx=topk_idx, topk_weights=topk_weights)
     received = library.dispatch(x, None, topk_idx, topk_weights, num_experts, num_worst_tokens, fp8, group)
     recv_x, _, recv_topk_idx, recv_topk_weights, routes = received
     return Dispatched(recv_x, recv_topk_idx, recv_topk_weights, routes)
@@ -171,6 +173,7 @@ def dispatch_fp8(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `dispatch`.
     """
+    check_types(group, x=x, scales=scales, topk_idx=topk_idx, topk_weights=topk_weights)
     return ScaledDispatched(
         *library.dispatch(
             x.detach(), scales, topk_idx, topk_weights.detach(), num_experts, num_worst_tokens, False, group
@@ -200,6 +203,8 @@ def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.dispatch`; also if `routes` are not of this Buffer.
     """
+    check_types(group, x=x)
+    check_routes(routes)
     return library.dispatch_again(x, routes, group)
 
 
@@ -225,4 +230,6 @@ def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.combine`; also if `routes` are not of this Buffer.
     """
+    check_types(group, x=x)
+    check_routes(routes)
     return library.combine(x, routes, group)

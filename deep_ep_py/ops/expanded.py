@@ -20,7 +20,15 @@ from deep_ep_py.ops.expanded_routes import (
     tokens_of,
 )
 from deep_ep_py.ops.registry import buffer_of
-from deep_ep_py.ops.row_types import as_rows, like_received, received_rows, rows_to_send, zero_rows
+from deep_ep_py.ops.row_types import (
+    as_rows,
+    check_routes,
+    check_types,
+    like_received,
+    received_rows,
+    rows_to_send,
+    zero_rows,
+)
 from deep_ep_py.v2.dispatching import Routed, dispatch_anew, max_expanded_rows
 
 
@@ -82,6 +90,7 @@ def dispatch_expanded(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `ElasticBuffer.dispatch`; also if `group` is not registered.
     """
+    check_types(group, fp8, x=x, topk_idx=topk_idx, topk_weights=topk_weights)
     received = _dispatch(x, None, topk_idx, topk_weights, num_experts, expert_alignment, num_max_tokens, fp8, group)
     recv_x, _, recv_topk_weights, ends, routes = received
     return ExpandedRows(recv_x, recv_topk_weights, ends, routes)
@@ -134,6 +143,7 @@ def dispatch_expanded_fp8(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `dispatch_expanded`.
     """
+    check_types(group, x=x, scales=scales, topk_idx=topk_idx, topk_weights=topk_weights)
     return ScaledExpandedRows(
         *_dispatch(
             x.detach(),
@@ -173,6 +183,8 @@ def combine_expanded(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.combine`; also if `routes` are not of this Buffer.
     """
+    check_types(group, x=x)
+    check_routes(routes)
     return _combine(x, routes, group)
 
 

@@ -6,8 +6,31 @@ import torch
 from torch import Tensor
 
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.arguments import ROW_ALIGNMENT, describe
+from deep_ep_py.core.arguments import ROW_ALIGNMENT, describe, flag
 from deep_ep_py.rowwise.fp8 import per_token_cast_back, per_token_cast_to_fp8
+from deep_ep_py.rowwise.torch_kernels import GROUP
+
+
+def check_types(group: object, fp8: object = False, **tensors: object) -> None:
+    """Check what torch would otherwise refuse by printing an op's schema and all values.
+
+    Raises
+    ------
+    TypeError
+        The message names the argument.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}={describe(value)}: expected a torch.Tensor")
+    flag("fp8", fp8)
+    if not isinstance(group, str):
+        raise TypeError(f"group={describe(group)}: expected the name that deep_ep_py.ops.register returned")
+
+
+def check_routes(routes: object) -> None:
+    """The same for routes."""
+    if not isinstance(routes, list | tuple) or not all(isinstance(one, Tensor) for one in routes):
+        raise TypeError(f"routes={describe(routes)}: expected the list of tensors that a dispatch op returned")
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -38,8 +61,14 @@ def rows_to_send(x: Tensor, scales: Tensor | None, fp8: bool, buffer: Buffer) ->
         The Buffer.
     """
     if scales is not None:
+        if x.dim() != 2 or x.element_size() != 1 or x.device != buffer.device:
+            raise TypeError(f"x={describe(x)}: expected rows of one byte per element on {buffer.device}")
+        if scales.dim() != 2 or scales.shape[0] != x.shape[0] or scales.device != buffer.device:
+            raise ValueError(f"scales={describe(scales)}: expected [{x.shape[0]}, scales] on {buffer.device}")
         return as_rows(x), scales
     check_rows("x", x, buffer)
+    if fp8 and x.shape[1] % GROUP:
+        raise ValueError(f"x={describe(x)}: expected a multiple of {GROUP} elements per row with fp8=True")
     return per_token_cast_to_fp8(as_rows(x)) if fp8 else as_rows(x)
 
 

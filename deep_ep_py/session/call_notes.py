@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -159,7 +160,9 @@ def exchange_among(bootstrap: Bootstrap) -> Exchange:
     return SharedNotes(bootstrap.rank, begun, reasons)
 
 
-def mismatch_text(exchange: Exchange, call: C.Call, rank: int, others: set[int]) -> str:
+def mismatch_text(
+    exchange: Exchange, call: C.Call, rank: int, others: set[int], words: Mapping[str, Callable[[int], str]]
+) -> str:
     """Return how the ranks' calls differ, as far as the ranks say soon enough; "" if they do not say.
 
     Parameters
@@ -172,6 +175,8 @@ def mismatch_text(exchange: Exchange, call: C.Call, rank: int, others: set[int])
         This rank.
     others : set of int
         The ranks that take part.
+    words : mapping
+        Functions that return the text of an argument's value, by its name.
     """
     mine = exchange.note_of(call)
     if mine is None:
@@ -181,7 +186,7 @@ def mismatch_text(exchange: Exchange, call: C.Call, rank: int, others: set[int])
         said = exchange.notes(mine)
         notes = {peer: note for peer, note in said.items() if peer in others and _is_same_operation(note, mine)}
         if len(notes) == len(others) or time.monotonic() >= deadline:
-            return _differences({rank: mine} | notes)
+            return _differences({rank: mine} | notes, words)
         time.sleep(_PAUSE)
 
 
@@ -189,10 +194,13 @@ def _is_same_operation(note: Note, mine: Note) -> bool:
     return (note.generation, note.operation) == (mine.generation, mine.operation)
 
 
-def _differences(notes: dict[int, Note]) -> str:
+def _differences(notes: dict[int, Note], words: Mapping[str, Callable[[int], str]]) -> str:
     kinds = {rank: note.kind for rank, note in notes.items()}
     if found := difference(kinds):
         return f"which call ({found})"
     names = next(iter(notes.values())).arguments
-    found_all = {name: difference({rank: note.arguments.get(name) for rank, note in notes.items()}) for name in names}
+    found_all = {
+        name: difference({rank: note.arguments.get(name) for rank, note in notes.items()}, words.get(name, repr))
+        for name in names
+    }
     return ", ".join(f"{name} ({found})" for name, found in found_all.items() if found)

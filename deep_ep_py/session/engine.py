@@ -119,6 +119,7 @@ class Engine:
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
+        self._words = needs.words
         self.senders_expand = choices.chosen(choices.EXPAND) == "senders"
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
@@ -491,7 +492,7 @@ class Engine:
     def _differences(self, call: C.Call) -> str:
         """Return how this call and the other ranks' calls differ, as far as they say so."""
         others = {rank for rank in range(self.ranks) if rank != self.rank and not self.mask >> rank & 1}
-        return mismatch_text(self._notes, call, self.rank, others)
+        return mismatch_text(self._notes, call, self.rank, others, self._words)
 
     def _where_it_began(self, call: C.Call) -> C.Call:
         """Return the call in which a failure began, among `call` and those before it.

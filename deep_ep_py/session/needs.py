@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,16 @@ class Needs:
         Names of its counters in `Engine.stats`.
     explain
         Returns the exception for a remark left by a launch that belongs to no operation (`Runtime.take_remark`).
+    words
+        Functions that return the text of a value that ranks compare, by the value's name.
     """
 
     call_words: int
     stats: tuple[str, ...]
     explain: Callable[[int], Exception]
+    words: dict[str, Callable[[int], str]] = field(default_factory=dict)
 
     def beside(self, other: Needs) -> Needs:
         """Return the combined needs of two modes; remarks of launches mean the same in both."""
-        return Needs(max(self.call_words, other.call_words), (*self.stats, *other.stats), self.explain)
+        words = {**self.words, **other.words}
+        return Needs(max(self.call_words, other.call_words), (*self.stats, *other.stats), self.explain, words)

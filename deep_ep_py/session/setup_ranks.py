@@ -191,7 +191,8 @@ def _agree(
     """Refuse ranks with different arguments before they share memory."""
     mine = {
         "device": device.torch_device.type,
-        "num_nvl_bytes": memory.num_nvl_bytes,
+        # With low-latency mode, the larger of the two.
+        "num_nvl_bytes or num_rdma_bytes": memory.num_nvl_bytes,
         "arena_bytes": memory.named_arena_bytes,
         "regions": memory.regions,
         "enable_shrink": masks_ranks,

@@ -144,13 +144,13 @@ class Topology:
         nic = {f"nic.{name}": value for name, value in asdict(self.nic).items()}
         between_nodes: dict[str, Any] = {}
         if self.nodes > 1:
-            between_nodes = {"low_latency_mode": self.low_latency, "once_per_node": self.once_per_node}
-            between_nodes |= {"forward_sms": self.forward_sms}
+            between_nodes = {"once_per_node": self.once_per_node, "forward_sms": self.forward_sms}
             between_nodes |= {f"link.{name}": value for name, value in asdict(self.link).items()}
         return {
             "fabric": [*self.fabrics],
             "ranks_per_node": self.ranks_per_node,
             "hops": self.hops,
+            "low_latency_mode": self.low_latency,
             PROVIDER: self.provider,
             **between_nodes,
             **nic,

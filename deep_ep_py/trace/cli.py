@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.core.options import PICTURES, OutputFile
 from deep_ep_py.core.pictures import INSTALL_HINT, can_plot
 from deep_ep_py.trace.chrome import write
 from deep_ep_py.trace.explain import Explained, explain
@@ -17,7 +17,6 @@ from deep_ep_py.trace.merge import Timeline, cut, merge, read
 from deep_ep_py.trace.picture import draw
 
 _WAITS_SHOWN = 3
-_PICTURES = (".png", ".svg", ".pdf")
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 
 
@@ -50,7 +49,8 @@ def merge_command(files: tuple[Path, ...], output: Path) -> None:
 def explain_command(files: tuple[Path, ...]) -> None:
     """Show what each operation waited for, and for which rank.
 
-    The share of its duration that its kernels waited, and the longest waits with the rank that each was for.
+    The share of its duration that its kernels waited, the share in which none of its kernels ran (the host prepared
+    them, or waited for a core), and the longest waits with the rank that each was for. The rest is the kernels' work.
     """
     found = explain(_merged(files))
     if not found:
@@ -64,15 +64,13 @@ def explain_command(files: tuple[Path, ...]) -> None:
 
 @command.command("draw")
 @_FILES
-@click.option("-o", "--output", type=OutputFile(), required=True, help="The picture: a .png, .svg or .pdf file.")
+@click.option("-o", "--output", type=OutputFile(*PICTURES), required=True, help="The picture: .png, .svg or .pdf.")
 @click.option("--title", default="", help="Its title.")
 @click.option("--operation", type=click.IntRange(min=0), help="Draw only this operation.")
 def draw_command(files: tuple[Path, ...], output: Path, title: str, operation: int | None) -> None:
     """Draw timelines; needs matplotlib."""
     if not can_plot():
         raise click.ClickException(INSTALL_HINT)
-    if output.suffix not in _PICTURES:
-        raise click.ClickException(f"{output}: expected a file that ends in {' or '.join(_PICTURES)}")
     timeline = _merged(files)
     if operation is not None:
         try:
@@ -97,7 +95,7 @@ def _table(found: list[Explained]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("rank", justify="right")
     table.add_column("operation")
-    for title in ("ms", "waits"):
+    for title in ("ms", "waits", "host"):
         table.add_column(title, justify="right")
     table.add_column("longest waits, in ms", overflow="fold")
     for one in found:
@@ -107,6 +105,7 @@ def _table(found: list[Explained]) -> Table:
             f"{one.name} {one.operation}",
             f"{one.duration / 1e3:.3g}",
             f"{one.share:.0%}",
+            f"{one.host_share:.0%}",
             "\n".join(waits),
         )
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,8 @@ class Explained:
         In microseconds.
     waits : dict
         Microseconds by (phase, peer), longest first; they do not overlap, so their sum is at most the duration.
+    host : float
+        Microseconds in which none of its kernels ran: the host prepared them, or waited for a core.
     """
 
     rank: int
@@ -35,6 +37,12 @@ class Explained:
     begin: float
     duration: float
     waits: dict[tuple[str, int], float]
+    host: float
+
+    @property
+    def host_share(self) -> float:
+        """The host's share of the duration, from 0 to 1."""
+        return self.host / self.duration if self.duration else 0.0
 
     @property
     def waited(self) -> float:
@@ -80,14 +88,26 @@ def explain(timeline: dict[str, Any]) -> list[Explained]:
     for operation in sorted(operations, key=lambda entry: (entry["args"]["operation"], entry["pid"])):
         rank = operation["pid"]
         total: dict[tuple[str, int], float] = defaultdict(float)
-        for kernel in kernels[rank].inside(_interval(operation)):
+        its_kernels = kernels[rank].inside(_interval(operation))
+        for kernel in its_kernels:
             own = waits[rank, kernel["args"]["stream"]].inside(_interval(kernel))
             for key, spent in _longest_block(own).items():
                 total[key] += spent
         ordered = dict(sorted(total.items(), key=lambda item: -item[1]))
         number = operation["args"]["operation"]
-        found.append(Explained(rank, number, operation["name"], operation["ts"], operation["dur"], ordered))
+        host = operation["dur"] - _covered(_interval(operation), map(_interval, its_kernels))
+        found.append(Explained(rank, number, operation["name"], operation["ts"], operation["dur"], ordered, host))
     return found
+
+
+def _covered(outer: Interval, inner: Iterable[Interval]) -> float:
+    """Return how much of an interval others cover together."""
+    covered, until = 0.0, outer[0]
+    for begin, end in sorted(inner):
+        begin, end = max(begin, until), min(end, outer[1])
+        if end > begin:
+            covered, until = covered + end - begin, end
+    return covered
 
 
 def _interval(entry: Entry) -> Interval:

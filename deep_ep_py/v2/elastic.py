@@ -178,7 +178,15 @@ class ElasticBuffer(OverBuffer):
             return size, transit_of(size, settings), settings
 
         checked, failed = attempt(check)
-        raise_together(bootstrap.rank, failed, bootstrap.all_gather(told_of(failed)))
+        mine = {
+            "num_max_tokens_per_rank": num_max_tokens_per_rank,
+            "num_bytes": None if checked is None else checked[0],
+            "allow_hybrid_mode": allow_hybrid_mode,
+            "allow_multiple_reduction": allow_multiple_reduction,
+        }
+        everyones = bootstrap.all_gather((told_of(failed), mine))
+        raise_together(bootstrap.rank, failed, [told for told, _ in everyones])
+        arguments.same_on_all_ranks(bootstrap.rank, [theirs for _, theirs in everyones])
         assert checked is not None
         self.num_bytes, transit, settings = checked
         self.deterministic, self.allow_hybrid_mode = bool(deterministic), bool(allow_hybrid_mode)

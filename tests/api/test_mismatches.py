@@ -40,7 +40,7 @@ def errors_of(changed: dict[str, int], buffers: Any, group: Any) -> str:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"hidden": 256}, "row bytes (256 on ranks 0-1, 3; 512 on rank 2)"),
+        ({"hidden": 256}, "bytes per row of x (256 on ranks 0-1, 3; 512 on rank 2)"),
         ({"topk": 2}, "num_topk (4 on ranks 0-1, 3; 2 on rank 2)"),
         (
             {"topk": 8, "experts": 12},
@@ -81,7 +81,8 @@ def test_other_memory() -> None:
     for rank, one in enumerate(run_ranks(RANKS, on_each_rank)):
         mine = 1 << 21 if rank == ODD else 1 << 20
         assert one == (
-            f"num_nvl_bytes={mine} on rank {rank}: expected the same on all ranks, it is 1048576 on ranks 0-1, 3; "
+            f"num_nvl_bytes or num_rdma_bytes={mine} on rank {rank}: expected the same on all ranks, it is "
+            "1048576 on ranks 0-1, 3; "
             "2097152 on rank 2"
         )
 

@@ -148,7 +148,7 @@ def test_the_reason_of_another_rank_is_given() -> None:
 
     told, raised = run_ranks(2, on_each_rank)
     assert raised.startswith("KeyError: ")
-    assert told.endswith(f". Rank 1 said: the Buffer was left by {raised}")
+    assert told.endswith(f". Rank 1 said: {raised}")
 
 
 def test_results_have_names() -> None:

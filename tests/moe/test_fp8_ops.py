@@ -238,16 +238,32 @@ def test_rows_that_cannot_be_cast() -> None:
         buffer = make_buffer(group, case, "peer")
         name = ops.register(buffer)
         ids, weights = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+        rows = torch.zeros(2, 256, dtype=torch.bfloat16)
+        cast, scales = rows.to(torch.float8_e4m3fn), torch.ones(2, 2)
         for dispatch in (ops.dispatch, ops.dispatch_expanded):
-            with pytest.raises(ValueError, match=r"x=\[2, 192\]: expected \[rows, a multiple of 128\]"):
-                dispatch(torch.zeros(2, 192, dtype=torch.bfloat16), ids, weights, 2, name, fp8=True)
-            with pytest.raises(TypeError, match=r"x=.*expected bfloat16 \[tokens, hidden\] on cpu"):
-                dispatch(torch.zeros(2, 256), ids, weights, 2, name, fp8=True)
+            for x, error, why in (
+                (rows[:, :192].contiguous(), ValueError, r"x=bfloat16\[2, 192\].*a multiple of 128 .* with fp8=True"),
+                (rows.float(), TypeError, r"x=.*expected bfloat16 \[tokens, hidden\] on cpu"),
+                (rows.tolist(), TypeError, "x=.{0,300}: expected a torch.Tensor"),
+            ):
+                with pytest.raises(error, match=why) as info:
+                    dispatch(x, ids, weights, 2, name, fp8=True)
+                assert len(str(info.value)) < 400
+            with pytest.raises(TypeError, match="fp8='yes': expected a bool"):
+                dispatch(rows, ids, weights, 2, name, fp8="yes")
+            with pytest.raises(TypeError, match="group=.*: expected the name that deep_ep_py.ops.register returned"):
+                dispatch(rows, ids, weights, 2, buffer)
+        for combine in (ops.combine, ops.combine_expanded):
+            with pytest.raises(TypeError, match="routes=None: expected the list of tensors"):
+                combine(rows, None, name)
         for dispatch_fp8 in (ops.dispatch_fp8, ops.dispatch_expanded_fp8):
-            with pytest.raises(TypeError, match=r"x\[0\]=.*expected"):
-                dispatch_fp8(torch.zeros(2, 256, dtype=torch.bfloat16), torch.ones(2, 2), ids, weights, 2, name)
-            with pytest.raises(ValueError, match=r"x\[1\]=.*expected \[2\] or \[2, scales\]"):
-                dispatch_fp8(torch.zeros(2, 256).to(torch.float8_e4m3fn), torch.ones(3, 2), ids, weights, 2, name)
+            for given, error, why in (
+                ((rows, scales), TypeError, "x=bfloat16.*: expected rows of one byte per element"),
+                ((cast, torch.ones(3, 2)), ValueError, r"scales=float32\[3, 2\].*: expected \[2, scales\]"),
+                ((cast, None), TypeError, "scales=None: expected a torch.Tensor"),
+            ):
+                with pytest.raises(error, match=why):
+                    dispatch_fp8(*given, ids, weights, 2, name)
         assert buffer.stats()["operations"] == 0
 
     run_ranks(2, on_each_rank)

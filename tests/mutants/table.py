@@ -383,8 +383,8 @@ MUTANTS = (
     one(
         "bounds: an offer of fewer rows",
         "kernels/normal/offers.h",
-        "return static_cast<u64>(mine.first) + mine.rows <= offer.rows && offer.x",
-        "return offer.x",
+        "static_cast<u64>(mine.first) + mine.rows <= offer.rows &&",
+        "",
         "fast",
         "bounds",
     ),
@@ -426,8 +426,8 @@ MUTANTS = (
     one(
         "bounds: a token's row in dispatch",
         "kernels/normal/dispatch.h",
-        "const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;",
-        "const bool goes = row >= 0;",
+        "bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;",
+        "bool goes = row >= 0;",
         "fast",
         "bounds",
     ),

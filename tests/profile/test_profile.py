@@ -80,7 +80,7 @@ def test_the_same_seed_counts_the_same(tmp_path: Path) -> None:
         (("--arch=banana",), "'banana': expected one of sm_75, "),
         (("--arch=sm_999",), "'sm_999': expected one of sm_75, "),
         (("--mode=low-latency", "--kernel=combine"), "combine: expected one of low_latency_dispatch, low"),
-        (("--json=/proc/no/report.json",), "Invalid value for '--json': cannot be written"),
+        (("--json=/proc/no/report.json",), "Invalid value for '--json': /proc/no/report.json cannot be written"),
     ],
 )
 def test_what_cannot_be(options: tuple[str, ...], message: str) -> None:

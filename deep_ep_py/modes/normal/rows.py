@@ -138,6 +138,17 @@ class Received:
         return *self.rows.tensors(), self.topk_idx, self.topk_weights
 
 
+def type_text(code: int) -> str:
+    """Return the types that `Rows.types` stands for."""
+    of_scales, of_rows = divmod(code, len(_TYPES))
+    text = str(_TYPES[of_rows]).removeprefix("torch.")
+    if not of_scales:
+        return text
+    kind, dimensions = divmod(of_scales - 1, 2)
+    scales = str(_SCALES[kind]).removeprefix("torch.")
+    return f"{text} with {scales} scales{', one per row' if dimensions == 0 else ''}"
+
+
 def _per_row(scales: torch.Tensor) -> int:
     return 1 if scales.dim() == 1 else scales.shape[1]
 

@@ -117,11 +117,11 @@ std::vector<int32_t> rows_per_expert(const Call& call) {
 std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = runtime.open(kind);
     const NotifyCachedArgs args{runtime.call_args(*call), kind,
-                                hash_arguments(*call, {{"row bytes", sizes.row_bytes},
-                                                       {"scales per row", sizes.scales},
-                                                       {"row types", sizes.types},
+                                hash_arguments(*call, {{"bytes per row of x", sizes.row_bytes},
+                                                       {"scales per row of x", sizes.scales},
+                                                       {"type of x", sizes.types},
                                                        {"num_topk", sizes.topk},
-                                                       {"top-k weights", sizes.weights},
+                                                       {"topk_weights", sizes.weights},
                                                        {"handle of the dispatch", handle}})};
     call->serial = runtime.launch<NotifyCachedKernel>(args, 1);
     return call;

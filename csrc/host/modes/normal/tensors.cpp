@@ -19,12 +19,12 @@ wire::ChunkFormat combine_format(const Sizes& sizes) {
 RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
 
 uint64_t hash_of_dispatch(Call& call, const Sizes& sizes, uint32_t max_rows) {
-    return hash_arguments(call, {{"row bytes", sizes.row_bytes},
-                                 {"scales per row", sizes.scales},
-                                 {"row types", sizes.types},
+    return hash_arguments(call, {{"bytes per row of x", sizes.row_bytes},
+                                 {"scales per row of x", sizes.scales},
+                                 {"type of x", sizes.types},
                                  {"num_topk", sizes.topk},
-                                 {"top-k weights", sizes.weights},
-                                 {"bytes per top-k index", sizes.id_bytes},
+                                 {"topk_weights", sizes.weights},
+                                 {"bytes per id of topk_idx", sizes.id_bytes},
                                  {"num_experts", sizes.experts},
                                  {"do_expand or DEEP_EP_EXPAND", sizes.expands},
                                  {"num_worst_tokens", max_rows}});
