@@ -35,6 +35,7 @@ struct ExpandSlotsArgs {
     CallArgs call;
     RuntimeShape shape;
     u32 counted;          // 0: the first launch; 1: the second
+    u32 working;          // warps of a block that work: choosing_warps()
     u32 rows;             // of the output that is not expanded: as many as arrived, or more
     const i32* received;  // rows that arrived; null: all
     ExpertIds topk_idx;   // [rows, topk] ids of `experts`, -1: none
@@ -44,20 +45,13 @@ struct ExpandSlotsArgs {
     i32* slots;         // [rows, topk] index in the expanded layout, -1: none
 };
 
-struct ExpandSlotsShared {
-    SharedArray<u32> ends;
-    u32 bytes;
-
-    constexpr explicit ExpandSlotsShared(const BlockSizes& block, SharedCut cut = {})
-        : ends(cut.take<u32>(working_warps(block.warps, block.experts) * block.experts)), bytes(cut.end()) {}
-
-    // A warp has a number for each expert; with very many experts, only some warps of a block work.
-    static constexpr u32 working_warps(u32 warps, u32 experts) {
-        constexpr u32 kNumbers = 8192;
-        const u32 fit = experts != 0 && experts < kNumbers ? kNumbers / experts : 1;
-        return fit < warps ? fit : warps;
-    }
-};
+// A working warp has a number for each expert in shared memory. With very many experts, only some warps of a block
+// work.
+constexpr u32 choosing_warps(u32 warps, u32 experts) {
+    constexpr u32 kNumbers = 8192;
+    const u32 fit = experts != 0 && experts < kNumbers ? kNumbers / experts : 1;
+    return fit < warps ? fit : warps;
+}
 
 // How the rows are cut: at least one chunk, possibly without rows.
 struct ChoiceChunks {
@@ -131,9 +125,8 @@ DEEP_EP_KERNEL void expand_slots(DEEP_EP_ARGUMENT const ExpandSlotsArgs args) {
     const u32 topk = Shape::of(args.shape).topk(), experts = args.experts.experts;
     const u32 arrived = args.received == nullptr ? args.rows : static_cast<u32>(*args.received);
     const u32 received = arrived < args.rows ? arrived : args.rows;
-    const u32 working = ExpandSlotsShared::working_warps(device::warps(), experts);
-    const ExpandSlotsShared at({op.ranks(), experts, topk, device::warps(), device::RowCopies::kSharedBytes});
-    auto* const ends = at.ends.in(shared) + device::warp() * experts;
+    const u32 working = args.working;
+    auto* const ends = reinterpret_cast<u32*>(shared) + device::warp() * experts;
 
     const auto chunks = ChoiceChunks::of(received, topk);
     const u32 first = device::warp() < working ? blockIdx.x * working + device::warp() : kChoiceChunks;
@@ -172,7 +165,9 @@ struct ExpandSlotsKernel {
     using Args = ExpandSlotsArgs;
     template <class Shape>
     static constexpr auto kEntry = expand_slots<Shape>;
-    static constexpr u32 shared_bytes(const BlockSizes& block) { return ExpandSlotsShared(block).bytes; }
+    static constexpr u32 shared_bytes(const BlockSizes& block) {
+        return choosing_warps(block.warps, block.experts) * block.experts * static_cast<u32>(sizeof(u32));
+    }
 };
 
 }  // namespace deep_ep

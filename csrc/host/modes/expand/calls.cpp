@@ -28,8 +28,8 @@ void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layo
     args.expanded_rows = layout.expanded_rows;
     args.counts = pointer<u32>(counts);
     args.slots = pointer<i32>(layout.slots);
-    const u32 working = ExpandSlotsShared::working_warps(runtime.launcher().warps(), layout.experts);
-    blocks = std::min(blocks, wire::ceil_div(kChoiceChunks, working));
+    args.working = choosing_warps(runtime.launcher().warps(), layout.experts);
+    blocks = std::min(blocks, wire::ceil_div(kChoiceChunks, args.working));
     for (args.counted = 0; args.counted < 2; ++args.counted) {
         call.serial = runtime.launch<ExpandSlotsKernel>(args, blocks, layout.experts);
     }
