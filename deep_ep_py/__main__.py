@@ -43,6 +43,15 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their whole first sentences, which click would cut to fit a line."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            rows.append((name, "" if command is None else command.get_short_help_str(limit=200)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 def _print_version(context: click.Context, option: click.Parameter, value: bool) -> None:
     del option

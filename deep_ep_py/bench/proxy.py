@@ -139,7 +139,7 @@ def _of_spreads(title: str, spreads: dict[str, Any], named: dict[str, tuple[str,
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--provider", default="", help="libfabric provider.  [default: the best available]")
+@click.option("--provider", default="", show_default="the best available", help="libfabric provider.")
 @click.option(
     "--iterations", type=click.IntRange(1), default=20, help="Samples, alternating between proxy and bare calls."
 )

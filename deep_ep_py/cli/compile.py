@@ -42,7 +42,12 @@ def _compile(
     "--all", "every", is_flag=True, show_default=False, help="Compile all kernels except those for all ranks at once."
 )
 @click.option(
-    "--kernel", "kernels", multiple=True, type=click.Choice(list(_BY_NAME)), help="Compile this one; repeatable."
+    "--kernel",
+    "kernels",
+    multiple=True,
+    type=click.Choice(list(_BY_NAME)),
+    metavar="NAME",
+    help="Compile this one, such as dispatch; repeatable. A wrong name lists all.",
 )
 @click.option(
     "--arch",

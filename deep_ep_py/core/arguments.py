@@ -47,6 +47,9 @@ def describe(value: Any) -> str:
     if isinstance(value, tuple | list) and any(isinstance(one, torch.Tensor) for one in value):
         more = ", ..." if len(value) > _MAX_DESCRIBED else ""
         return f"({', '.join(describe(one) for one in value[:_MAX_DESCRIBED])}{more})"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):  # an array of NumPy or another library
+        kind = type(value)
+        return f"{kind.__module__.partition('.')[0]}.{kind.__name__} {value.dtype}{list(value.shape)}"
     return _SHORT.repr(value)
 
 

@@ -44,7 +44,8 @@ def read_repository() -> tuple[bytes, str]:
     documents = sorted([*root.glob("*.md"), *root.glob("docs/*.md")]) if (root / "pyproject.toml").is_file() else []
     sources = sorted(_PACKAGE.rglob("*.py"))
     text = b"\n".join(path.read_bytes() for path in [*documents, *sources])
-    return text, f"{len(documents)} .md and {len(sources)} .py files of the repository"
+    where = "of the repository" if documents else "of the installed package"
+    return text, f"{len(documents)} .md and {len(sources)} .py files {where}"
 
 
 def embed_bytes(text: bytes, rank: int, tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deep_ep_py import ops
-from deep_ep_py.core.arguments import MAX_EXPERTS
+from deep_ep_py.core.arguments import MAX_EXPERTS, describe
 from deep_ep_py.moe.grouped import grouped_linear
 from deep_ep_py.moe.permute import permute, sort_by_expert, unpermute
 from deep_ep_py.ops.registry import buffer_of
@@ -119,9 +119,13 @@ class Experts(nn.Module):
 def check_share(experts: nn.Module, num_experts: int, group: str) -> None:
     """Check that experts are a rank's share of a layer's: others would be left out without an error."""
     ranks = buffer_of(group).group_size
+    if not isinstance(experts, nn.Module):
+        raise TypeError(f"experts={describe(experts)}: expected a torch.nn.Module")
+    if num_experts % ranks:
+        raise ValueError(f"num_experts={num_experts}: expected a multiple of {ranks}, the number of ranks")
     if isinstance(experts, Experts) and experts.down.shape[0] * ranks != num_experts:
         raise ValueError(
-            f"experts: {experts.down.shape[0]} experts, expected {num_experts / ranks:g}, this rank's share of "
+            f"experts: {experts.down.shape[0]} experts, expected {num_experts // ranks}, this rank's share of "
             f"num_experts={num_experts} on {ranks} ranks"
         )
 

@@ -169,6 +169,8 @@ class ElasticBuffer(OverBuffer):
             if not allow_hybrid_mode and options.get("hops", 1) != 1:
                 raise ValueError(f"hops={options['hops']}: expected 1 or none with allow_hybrid_mode=False")
             settings = None
+            if num_bytes is None and not num_max_tokens_per_rank and not hidden:
+                raise ValueError("num_bytes=None: expected bytes, or num_max_tokens_per_rank and hidden")
             if hidden or num_bytes is None:
                 settings = Settings(bootstrap.size, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check()
             wanted = settings.bytes if num_bytes is None and settings is not None else num_bytes

@@ -30,7 +30,8 @@ def alone(**options: Any) -> deep_ep.ElasticBuffer:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "num_max_tokens_per_rank=0: expected 1 to"),
+        ({}, "num_bytes=None: expected bytes, or num_max_tokens_per_rank and hidden"),
+        ({"hidden": 8}, "num_max_tokens_per_rank=0: expected 1 to"),
         ({"num_max_tokens_per_rank": 8}, "hidden=0: expected 1 to"),
         ({"num_max_tokens_per_rank": 8, "hidden": 64, "num_topk": 33}, "num_topk=33: expected 0 to 32"),
         ({"num_bytes": 3 * MIB}, f"num_bytes={3 * MIB}: expected a multiple of {2 * MIB}"),
