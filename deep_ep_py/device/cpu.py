@@ -85,9 +85,10 @@ class CpuDevice:
             return make(size, gives_back=True)  # libfabric pins at most the memory for rows in transit
         except (RuntimeError, OSError) as error:
             raise DeepEPError(
-                f"a heap of {size} bytes cannot be allocated: {error}. It holds num_nvl_bytes or num_rdma_bytes, and "
-                "arena_bytes for outputs: pass a smaller arena_bytes (by default half of the memory that the process "
-                "may use, divided by the ranks of the machine)"
+                f"a heap of {size} bytes ({size / 2**30:.1f} GiB) cannot be allocated: {error}. It holds num_nvl_bytes "
+                "or num_rdma_bytes for rows in transit, and arena_bytes for outputs: pass less of the larger one "
+                "(arena_bytes is by default half of the memory that the process may use, divided by the ranks of the "
+                "machine)"
             ) from error
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
