@@ -264,6 +264,8 @@ class Buffer(V1Surface):
                 self.enable_shrink,
                 symmetric,
             )
+            if getattr(group, "one_launch", None) is not None:
+                self._engine.senders_expand = False  # launches must not depend on what a rank receives
             self._recordings = start_if_asked(self._engine)
             for recording in self._recordings:
                 finalize(self, recording.end_quietly)

@@ -117,7 +117,8 @@ void bind_normal(py::module_& module) {
         .def_readwrite("expert_rows", &CountTensors::expert_rows)
         .def_readwrite("statistics", &CountTensors::statistics)
         .def_readwrite("alignment", &CountTensors::alignment)
-        .def_readwrite("expanded", &CountTensors::expanded);
+        .def_readwrite("expanded", &CountTensors::expanded)
+        .def_readwrite("starts", &CountTensors::starts);
     py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
                                     py::arg("rank_prefix"), py::arg("source_tokens"), py::arg("rows_to_rank"));
     m.def("min_region_bytes", &host::normal::min_region_bytes, py::arg("runtime"), py::arg("sizes"));

@@ -147,6 +147,7 @@ class CombineTensors:
 
 class CountTensors:
     expanded: bool
+    starts: bool
     def __init__(self) -> None: ...
     @property
     def alignment(self) -> int: ...

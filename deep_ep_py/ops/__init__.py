@@ -160,7 +160,8 @@ def dispatch_fp8(
     x : torch.Tensor
         [tokens, hidden] of a type of one byte, for example that of `moe.per_token_cast_to_fp8`.
     scales : torch.Tensor
-        float32 or int32 [tokens, scales], with any strides. They travel with the rows and are not interpreted.
+        float32 or int32 [tokens, scales] or [tokens], with any strides. They travel with the rows as they
+        are.
     topk_idx, topk_weights, num_experts, group, num_worst_tokens
         As in `dispatch`.
 

@@ -63,8 +63,9 @@ def rows_to_send(x: Tensor, scales: Tensor | None, fp8: bool, buffer: Buffer) ->
     if scales is not None:
         if x.dim() != 2 or x.element_size() != 1 or x.device != buffer.device:
             raise TypeError(f"x={describe(x)}: expected rows of one byte per element on {buffer.device}")
-        if scales.dim() != 2 or scales.shape[0] != x.shape[0] or scales.device != buffer.device:
-            raise ValueError(f"scales={describe(scales)}: expected [{x.shape[0]}, scales] on {buffer.device}")
+        if scales.dim() not in (1, 2) or scales.shape[0] != x.shape[0] or scales.device != buffer.device:
+            wanted = f"[{x.shape[0]}, scales] or [{x.shape[0]}]"
+            raise ValueError(f"scales={describe(scales)}: expected {wanted} on {buffer.device}")
         return as_rows(x), scales
     check_rows("x", x, buffer)
     if fp8 and x.shape[1] % GROUP:

@@ -464,6 +464,10 @@ class Engine:
             for tensor in tensors
         )
 
+    def shared_bytes_left(self) -> int:
+        """Return the bytes that are left for outputs that peers can access; they need not be in one piece."""
+        return self.runtime.arena_bytes - self.runtime.arena_used
+
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Allocate an output that peers can access; None if it is empty or there is no room."""
         return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype, self.growth.helps)

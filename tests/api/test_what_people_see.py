@@ -127,7 +127,9 @@ def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(cpu.C.Heap, "make_plain", refuse)
-    with pytest.raises(deep_ep.DeepEPError, match=r"a heap of \d+ bytes \(\d+\.\d GiB\) cannot be allocated: .*pass less of"):
+    with pytest.raises(
+        deep_ep.DeepEPError, match=r"a heap of \d+ bytes \(\d+\.\d GiB\) cannot be allocated: .*pass less of"
+    ):
         run_ranks(2, lambda group: deep_ep.Buffer(group, 1 << 20))
 
 

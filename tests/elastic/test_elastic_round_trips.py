@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -110,6 +111,42 @@ def test_rows_that_return_one_by_one(name: str, fabric: str) -> None:
             round_trip(buffer, trial, BLOCK_COUNTS[0], expanded=False, exact=True)
 
     under_schedules(trial.case.ranks, on_each_rank)
+
+
+def test_sums_in_flight_without_their_handle() -> None:
+    """A combine keeps what its kernels read, even if its caller drops the handle and uses other memory meanwhile."""
+    trial = TRIALS["several_experts_on_one_rank"]
+
+    def on_each_rank(group: Any) -> None:
+        with trial.make_buffer(group, "peer", allow_multiple_reduction=False) as buffer:
+            rank = buffer.rank_idx
+            handle = trial.dispatch(buffer, rank, do_expand=True).handle
+            combined = trial.combine(buffer, rank, handle, 2, async_with_compute_stream=True)
+            size = handle.one_by_one.sums.slots.numel()
+            del handle
+            gc.collect()
+            taken = [torch.full((size,), 7, dtype=torch.int32) for _ in range(64)]
+            combined.event.current_stream_wait()
+            trial.check_combine(rank, combined, 2, one_by_one=True)
+            assert taken
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+def test_a_layout_leaves_room_for_rows_that_pass_through() -> None:
+    """Kept outputs take no more of the memory that peers reach than lets later calls go without rounds."""
+    trial = TRIALS["uniform"]
+
+    def on_each_rank(group: Any) -> None:
+        rank, kept = group.rank(), []
+        with trial.make_buffer(group, "peer", arena_bytes=1 << 16) as buffer:
+            for _ in range(40):
+                received = trial.dispatch(buffer, rank, do_expand=True)
+                trial.check_combine(rank, trial.combine(buffer, rank, received.handle))
+                kept.append(received)
+            assert 0 < buffer.stats()["expanded_by_senders"] < 40
+
+    under_schedules(trial.case.ranks, on_each_rank, count=1)
 
 
 @pytest.mark.parametrize("fabric", FABRICS)

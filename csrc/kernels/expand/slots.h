@@ -15,7 +15,7 @@ namespace deep_ep {
 
 // The rows of the local experts in the expanded layout. Those of each expert begin at a multiple of `alignment`.
 struct ExpertRanges {
-    const i32* rows;  // [experts] device pointer; written by notify. Null: all begin at 0
+    const i32* rows;  // [experts] device pointer; written by notify. Null: all experts' begin at 0
     u32 experts;
     u32 alignment;
 
@@ -23,7 +23,7 @@ struct ExpertRanges {
     // Where an expert's rows begin.
     DEEP_EP_DEVICE u32 begin(u32 expert) const {
         u32 sum = 0;
-        for (u32 e = 0; rows != nullptr && e < expert; ++e) sum += aligned(static_cast<u32>(rows[e]));
+        for (u32 e = 0; e < expert; ++e) sum += aligned(static_cast<u32>(rows[e]));
         return sum;
     }
 };
@@ -108,10 +108,20 @@ DEEP_EP_DEVICE void take_choices(const ExpandSlotsArgs& args, u64 first, u64 las
 // A warp, in the second launch: where a chunk's choices of each expert begin.
 DEEP_EP_DEVICE void find_ends(const ExpandSlotsArgs& args, u32 chunk, u32* ends) {
     const u32 experts = args.experts.experts;
-    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
-        u32 end = args.experts.begin(e);
-        for (u32 before = 0; before < chunk; ++before) end += args.counts[u64{before} * experts + e];
-        ends[e] = end;
+    u32 begin = 0;  // of the first of the experts that the lanes have
+    for (u32 first = 0; first < experts; first += device::kWarpSize) {
+        const u32 e = first + device::lane();
+        const bool there = e < experts && args.experts.rows != nullptr;
+        const u32 rows = there ? args.experts.aligned(static_cast<u32>(args.experts.rows[e])) : 0;
+        u32 sum = rows;
+        for (u32 step = 1; step < device::kWarpSize; step *= 2) {
+            const u32 below = __shfl_up_sync(device::kFullMask, sum, step);
+            if (device::lane() >= step) sum += below;
+        }
+        u32 end = begin + sum - rows;
+        for (u32 before = 0; e < experts && before < chunk; ++before) end += args.counts[u64{before} * experts + e];
+        if (e < experts) ends[e] = end;
+        begin += __shfl_sync(device::kFullMask, sum, device::kWarpSize - 1);
     }
 }
 

@@ -92,6 +92,7 @@ struct ReceivedCounts {
     u32 width;         // ranks, or ranks per node
     u32 alignment;
     u32 expanded;  // expert_sums: only the rows of the experts before are rounded up, not an expert's own
+    u32 starts;    // find where each source's rows begin in the expanded layout
 
     DEEP_EP_DEVICE i32 aligned(i32 rows) const {
         return static_cast<i32>(wire::ceil_div(static_cast<u32>(rows), alignment) * alignment);

@@ -146,10 +146,8 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
 // might overwrite, are read a second time: a source that finds a wrong start checks it against the layout.
 DEEP_EP_DEVICE void make_starts(const NotifyArgs& args, Operation& op, u32 ranks) {
     for (u32 e = threadIdx.x; e < args.layout.experts / ranks; e += blockDim.x) {
-        u32 start = 0;
-        for (u32 before = 0; before < e; ++before) {
-            start += static_cast<u32>(args.received.aligned(args.received.expert_rows[before]));
-        }
+        // Where the expert's own rows end, less their number.
+        u32 start = static_cast<u32>(args.received.expert_sums[e] - args.received.expert_rows[e]);
         for (u32 from = 0; from < ranks; ++from) {
             if (!op.present(from)) continue;
             u8* const slice = op.local_region() + args.layout.notify_row(from) + args.layout.notify_common_bytes();
@@ -165,7 +163,6 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks
     if (!receive_counts(args, op, ranks)) return;
     make_plan(args, op, ranks);
     if (!op.sync_block()) return;
-    if (args.received.expanded != 0) make_starts(args, op, ranks);
     const auto rows_from = [&](u32 from) {
         const i32* const sums = args.plan.rank_prefix + op.rank();
         return sums[from * ranks] - (from == 0 ? 0 : sums[(from - 1) * ranks]);
@@ -173,6 +170,8 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks
     if (device::warp() == 0) store_received(args.received, args.layout.experts / ranks, rows_from);
     // The host polls this flag and reads the counts once it is set. Litmus: host_flag.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
+    if (args.received.starts == 0 || !op.sync_block()) return;  // the first warp's sums are complete
+    make_starts(args, op, ranks);
 }
 
 // Works with any grid size. The last block to finish scanning exchanges the counts, or only sends those of this rank.

@@ -58,9 +58,13 @@ class ReceivedCounts:
         """Return the tensors that kernels write."""
         return self.rank_sums, self.expert_sums, self.expert_rows, self.statistics
 
-    def native(self) -> C.normal.CountTensors:
-        """Return the addresses in the form that kernels take."""
+    def native(self, starts: bool = False) -> C.normal.CountTensors:
+        """Return the addresses in the form that kernels take.
+
+        `starts`: find where each source's rows begin in the expanded layout, for sources that put them there.
+        """
         native = C.normal.CountTensors()
+        native.starts = starts
         for name in ("rank_sums", "expert_sums", "expert_rows", "statistics"):
             tensor = getattr(self, name)
             setattr(native, name, 0 if tensor is None else tensor.data_ptr())

@@ -218,6 +218,11 @@ class Expand:
         """Prepare the kernels."""
         engine.prepare(sizes.row_bytes, self.topk, *(("expand_slots",) if self._numbers else ()), "expand_rows")
 
+    @staticmethod
+    def by_senders(engine: Engine) -> bool:
+        """Return whether senders may put rows into layouts: the same on all ranks."""
+        return engine.topology.hops == 1 and engine.senders_expand and not engine.topology.networks
+
     def own_choices(self, engine: Engine, topk_idx: torch.Tensor, experts: int) -> OwnChoices | None:
         """Allocate what this rank needs to find its rows' places in other ranks' layouts.
 
@@ -227,9 +232,7 @@ class Expand:
             None if no rank offers its layout: those that are reached by NICs alone, or if the host does not wait for
             counts.
         """
-        topology = engine.topology
-        alone = topology.mapped.count(True) == 1 and topology.ranks > 1
-        if topology.hops != 1 or not engine.senders_expand or not self._numbers or alone:
+        if not self._numbers or not self.by_senders(engine):
             return None
         return OwnChoices(topk_idx, torch.empty_like(topk_idx, dtype=torch.int32), _counts(topk_idx, experts))
 
@@ -261,9 +264,13 @@ class Expand:
         tuple of torch.Tensor or None
             The layout's rows, and int32 [rows, top-k] for their slots. None if peers cannot reach all outputs.
         """
-        topology = engine.topology
-        possible = topology.hops == 1 and all(topology.mapped) and engine.senders_expand and self._numbers
+        possible = self._numbers and self.by_senders(engine) and all(engine.topology.mapped)
         if not possible or not counts or not count or not engine.peers_reach(*others):
+            return None
+        # The layout stays as long as the caller keeps it. Rows that only pass through, of later dispatches and of
+        # combines, must still find room in the same memory: otherwise they would go in rounds.
+        passing = 2 * count * sent.row_bytes
+        if engine.shared_bytes_left() < sum(counts) * sent.row_bytes + passing:
             return None
         x = engine.shared((sum(counts), sent.hidden), sent.x.dtype)
         slots = None if x is None else engine.shared((count, self.topk), torch.int32)

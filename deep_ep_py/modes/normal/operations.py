@@ -142,6 +142,8 @@ class PendingDispatch(_Pending):
         with engine.device.allocating(streams.allocate_on_comm):
             plan: Plan = way.empty(engine.topology, tokens, device)
         received = given.counts or ReceivedCounts()
+        exact = not given.num_worst_tokens
+        offers_layout = isinstance(given.placement, Expand) and exact and given.placement.by_senders(engine)
         tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
         tensors = (*tensors, *received.tensors(), *given.before)
         with engine.opening(given.called, *tensors) as operation:
@@ -153,7 +155,7 @@ class PendingDispatch(_Pending):
                 is_token_in_rank=in_rank.data_ptr(),
                 tokens_per_expert=per_expert.data_ptr(),
                 plan=plan.native(),
-                counts=received.native(),
+                counts=received.native(starts=offers_layout),
                 max_rows=given.num_worst_tokens,
                 finish_later=given.finish_later,
                 blocks=blocks,
@@ -355,7 +357,8 @@ class PendingCombine(_Pending):
             given.sums.prepare(engine, sizes.row_bytes)
         read = (*handle.tensors(), *(placement.tensors() if placement is not None else ()))
         choices = () if given.choices is None else (given.choices.topk_idx,)
-        with engine.opening("combine", x, *read, topk_weights, *biases, *choices) as operation:
+        sums = () if given.sums is None else (given.sums.slots,)
+        with engine.opening("combine", x, *read, topk_weights, *biases, *choices, *sums) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = C.normal.notify_combine(engine.runtime, sizes, handle=handle.number)
             pending = PendingCombine(

@@ -88,6 +88,7 @@ class Batch {
         counts.statistics = address(statistics_);
         counts.alignment = kAlignment;
         counts.expanded = true;
+        counts.starts = numbers_;
         auto call = host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), counts, 0,
                                          false, buffer_.blocks);
         runtime.wait_counts(*call);

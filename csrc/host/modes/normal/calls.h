@@ -37,6 +37,7 @@ struct CountTensors {
     uint64_t rank_sums = 0, expert_sums = 0, expert_rows = 0, statistics = 0;
     uint32_t alignment = 1;
     bool expanded = false;
+    bool starts = false;  // find where sources' rows begin in the expanded layout, which this rank may offer
 };
 
 // Sizes for which kernels are specialized, the tokens of this call, and other values that are the same on all ranks.

@@ -37,7 +37,8 @@ ReceivedCounts received_counts(const CountTensors& tensors, u32 width) {
             pointer<i32>(tensors.statistics),
             width,
             tensors.alignment,
-            tensors.expanded};
+            tensors.expanded,
+            tensors.starts};
 }
 
 Rows rows_of(const DispatchTensors& tensors, const Sizes& sizes, const wire::ChunkFormat& format) {
