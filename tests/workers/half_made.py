@@ -76,7 +76,7 @@ def different_calls(rank: int) -> None:
     case = Case("different", 2, 20, hidden=128 if rank else 264, topk=2, experts=4)
     with make() as buffer:
         for _ in range(2):
-            with pytest.raises(deep_ep.DeepEPError, match=r"row bytes \(528 on rank 0; 256 on rank 1\)"):
+            with pytest.raises(deep_ep.DeepEPError, match=r"bytes per row of x \(528 on rank 0; 256 on rank 1\)"):
                 buffer.dispatch(**dispatch_arguments(Trial.of(case).work, rank))
             buffer.recover()
             check(buffer)
