@@ -111,19 +111,9 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.option(
     "--keep", type=int, default=_DEFAULTS.keep, help="How many earlier dispatch outputs stay alive, as in training."
 )
-@click.option(
-    "--iterations",
-    type=int,
-    default=None,
-    help="Timed iterations.  [default: 15; with --device cuda 50]",
-)
+@click.option("--iterations", type=int, default=None, help="Timed iterations.  [default: 15; with --device cuda 50]")
 @click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Untimed iterations first.")
-@click.option(
-    "--chain",
-    type=int,
-    default=_DEFAULTS.chain,
-    help="Pairs run back to back in a sample of `pair`.",
-)
+@click.option("--chain", type=int, default=_DEFAULTS.chain, help="Pairs run back to back in a sample of `pair`.")
 @click.option("--json", "json_file", type=OutputFile(), help="Write the report here.")
 @click.option(
     "--plot",

@@ -156,6 +156,6 @@ def _draw_columns(axis: Any, series: Series) -> None:
         axis.hlines(median, place - 0.3, place + 0.3, color=_COLORS[name], linewidth=2.5)
         axis.scatter(across, samples, s=14, color=_COLORS[name], alpha=0.45, linewidths=0, zorder=3)
         axis.annotate(f"{median:.3g}", (place + 0.32, median), va="center", fontsize=9)
-    # One word to a line: names of several words would run into each other.
+    # A line for each part of a name: long names would run into each other.
     axis.set_xticks(range(len(series)), [name.replace(", ", ",\n") for name in series], fontsize=8)
     axis.set_xlim(-0.6, len(series) - 0.1)

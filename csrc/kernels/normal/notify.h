@@ -143,7 +143,8 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
 
 // The block: replaces each source's counts by where its rows begin in the expanded layout of this rank, where rows are
 // in the order of expert, source and token. `dispatch` sends these starts with its offers. The counts, which a source
-// might overwrite, are read a second time: a source that finds a wrong start checks it against the layout.
+// might overwrite, are read a second time: a source that finds a wrong start checks it against the layout. Only that
+// kernel of this rank reads these stores, ordered by its launch.
 DEEP_EP_DEVICE void make_starts(const NotifyArgs& args, Operation& op, u32 ranks) {
     for (u32 e = threadIdx.x; e < args.layout.experts / ranks; e += blockDim.x) {
         // Where the expert's own rows end, less their number.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
 _ANY_SLOT = 0xFFFFFFFF
+"""Rows of a layout that is not limited."""
 COLUMN_ALIGNMENT = 4
 """Columns of scales begin at multiples of this many scales: 16 bytes, which TMA requires."""
 
@@ -292,10 +293,10 @@ class Expand:
             self.layout = Expanded(slots, self.expert_rows, self.received, self.alignment, expanded_rows)
         size = self.layout.expanded_rows
         x = rows.x
-        if self._numbers and not self._by_senders and arrived.topk_idx is not None:
-            self._counts = _counts(arrived.topk_idx, self.expert_rows.shape[0])
         if not self._by_senders:
             (x,) = engine.empty_private(((size, rows.hidden), rows.x.dtype))
+            if self._numbers and arrived.topk_idx is not None:
+                self._counts = _counts(arrived.topk_idx, self.expert_rows.shape[0])
         scales = None if rows.scales is None else _empty_scales(rows.scales, size, self.columns)
         # Rows that no choice has get weight 0: callers multiply all rows by their weights.
         weights = None if arrived.topk_weights is None else torch.zeros(size, dtype=torch.float32, device=where)
@@ -316,9 +317,8 @@ class Expand:
             addresses["counts"] = self._counts.data_ptr()
             C.expand.number(engine.runtime, call, sizes, native, blocks=blocks, **addresses)
         tensors = C.expand.Tensors()
-        tensors.x, tensors.expanded_x = rows.x.data_ptr(), outputs.rows.x.data_ptr()
-        if self._by_senders:
-            tensors.x = 0
+        tensors.x = 0 if self._by_senders else rows.x.data_ptr()
+        tensors.expanded_x = outputs.rows.x.data_ptr()
         if rows.scales is not None and outputs.rows.scales is not None:
             tensors.scales, tensors.expanded_scales = rows.scales.data_ptr(), outputs.rows.scales.data_ptr()
             tensors.scales_stride = outputs.rows.strides
