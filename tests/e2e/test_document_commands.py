@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import deep_ep_py
 from builds import LONG
 from cases import AMPLE, Case
 from deep_ep_py.testing import run_ranks
@@ -124,4 +123,4 @@ def test_the_reasons_are_used() -> None:
         assert any(re.search(pattern, command) for command in commands()), pattern
         for path in re.findall(r"tests/\S+\.py", reason):
             assert (ROOT / path).exists(), path
-    assert len(HERE) >= 8 and deep_ep_py.__version__
+    assert len(HERE) >= 8

@@ -263,7 +263,8 @@ class Expand:
         Returns
         -------
         tuple of torch.Tensor or None
-            The layout's rows, and int32 [rows, top-k] for their slots. None if peers cannot reach all outputs.
+            The layout's rows, and int32 [rows, top-k] for their slots. None if peers cannot reach all outputs, or too
+            little of the memory that they reach would be left.
         """
         possible = self._numbers and self.by_senders(engine) and all(engine.topology.mapped)
         if not possible or not counts or not count or not engine.peers_reach(*others):
