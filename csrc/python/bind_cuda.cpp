@@ -76,6 +76,10 @@ struct PinnedWords {
     uint64_t load(size_t index) const { return __atomic_load_n(&at(index), __ATOMIC_ACQUIRE); }
     // Ends the wait of a handshake kernel, which reads nothing else.
     void store(size_t index, uint64_t value) const { __atomic_store_n(&at(index), value, __ATOMIC_RELEASE); }
+    // Returns the value before. A kernel that exchanges or adds concurrently reads nothing else.
+    uint64_t exchange(size_t index, uint64_t value) const {
+        return __atomic_exchange_n(&at(index), value, __ATOMIC_RELAXED);
+    }
     // A handshake kernel adds to the word concurrently. The adds order nothing.
     void add(size_t index, size_t times) const {
         for (size_t i = 0; i < times; ++i) __atomic_fetch_add(&at(index), 1, __ATOMIC_RELAXED);
@@ -176,6 +180,7 @@ void bind_cuda(py::module_& module) {
         .def("address", [](PinnedWords& words, size_t index) { return reinterpret_cast<uintptr_t>(&words.at(index)); })
         .def("load", &PinnedWords::load, py::arg("index"))
         .def("store", &PinnedWords::store, py::arg("index"), py::arg("value"))
+        .def("exchange", &PinnedWords::exchange, py::arg("index"), py::arg("value"), "Return the value before.")
         .def("add", &PinnedWords::add, py::arg("index"), py::arg("times"), NoGil(), "Add 1 `times` times.");
     py::class_<CudaMemory>(m, "Memory")
         .def(py::init<std::shared_ptr<const PrimaryContext>>(), py::arg("context"))
@@ -237,7 +242,21 @@ void bind_cuda(py::module_& module) {
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, unsigned warps, size_t bytes) {
                 return launcher.max_blocks(name, shape_of(shape), warps, bytes);
             },
-            py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"));
+            py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"))
+        .def("time_launches", &CudaLauncher::time_launches, py::arg("timed"), NoGil(),
+             "From now on, record an event right before and right after every launch, or no longer.")
+        .def(
+            "take_launch_times",
+            [](CudaLauncher& launcher) {
+                std::vector<std::tuple<std::string, double, double>> times;
+                for (auto& one : launcher.take_launch_times()) {
+                    times.emplace_back(std::move(one.kernel), one.begin_ms, one.end_ms);
+                }
+                return times;
+            },
+            NoGil(),
+            "Wait for the timed launches since the last call, and return of each the kernel, and when it began and "
+            "ended, in milliseconds since the first one began.");
     py::class_<Gathering, std::shared_ptr<Gathering>>(m, "Gathering",
                                                       "Combines the launches of several ranks into one.")
         .def(py::init([](const std::shared_ptr<PrimaryContext>& context, unsigned ranks, unsigned warps,

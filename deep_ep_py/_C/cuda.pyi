@@ -94,6 +94,10 @@ class PinnedWords:
         Add 1 `times` times.
         """
     def address(self, arg0: int) -> int: ...
+    def exchange(self, index: int, value: int) -> int:
+        """
+        Return the value before.
+        """
     def load(self, index: int) -> int: ...
     def store(self, index: int, value: int) -> None: ...
 
@@ -132,6 +136,14 @@ class Launcher(StreamLauncher):
         self, context: Context, sharers: int = 1, warps: int = 16, bulk_copies: bool = False, cooperative: bool = True
     ) -> None: ...
     def max_blocks(self, name: str, shape: tuple[int, int, int], warps: int, shared_bytes: int) -> int: ...
+    def take_launch_times(self) -> list[tuple[str, float, float]]:
+        """
+        Wait for the timed launches since the last call, and return of each the kernel, and when it began and ended, in milliseconds since the first one began.
+        """
+    def time_launches(self, timed: bool) -> None:
+        """
+        From now on, record an event right before and right after every launch, or no longer.
+        """
 
 class Gathering:
     """

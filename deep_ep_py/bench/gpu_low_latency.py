@@ -83,8 +83,8 @@ class GpuLowLatencyRun(GpuSizeRun):
         self._packed, self._handle, self._hook = torch.empty(0), None, None
 
     def _iteration(self, which: int) -> None:
-        timer, given = self._timer, self._sets[which]
-        timer.time("dispatch", lambda: self._dispatch(given))
+        given = self._sets[which]
+        self._time("dispatch", lambda: self._dispatch(given))
         self._corrupt("dispatch")
         if self._last:
             self._inputs.advance(which)
@@ -95,21 +95,21 @@ class GpuLowLatencyRun(GpuSizeRun):
         def combined() -> str | None:
             return selections.check_combine(self._combined.cpu())
 
-        timer.time("combine", lambda: self._combine(given, self._results))
+        self._time("combine", lambda: self._combine(given, self._results))
         self._corrupt("combine")
         self._check("combine", combined)
         view = self.buffer.get_next_low_latency_combine_buffer(self._handle)
         if self._last:
             view.copy_(self._results)
-        timer.time("combine_zero_copy", lambda: self._combine(given, view, zero_copy=True))
+        self._time("combine_zero_copy", lambda: self._combine(given, view, zero_copy=True))
         self._check("combine_zero_copy", combined)
-        timer.time("dispatch_send", lambda: self._dispatch(given, hook=True))
-        timer.time("dispatch_receive", self._receive)
+        self._time("dispatch_send", lambda: self._dispatch(given, hook=True))
+        self._time("dispatch_receive", self._receive)
         self._check("dispatch_halves", lambda: selections.check_dispatch(self._packed, self._counts.cpu()))
-        timer.time("combine_send", lambda: self._combine(given, self._results, hook=True))
-        timer.time("combine_receive", self._receive)
+        self._time("combine_send", lambda: self._combine(given, self._results, hook=True))
+        self._time("combine_receive", self._receive)
         self._check("combine_halves", combined)
-        timer.time("pairs", lambda: self._pairs(given))
+        self._time("pairs", lambda: self._pairs(given))
         self._check("pair", combined)
 
     def _dispatch(self, given: _Set, hook: bool = False) -> None:

@@ -98,7 +98,7 @@ class GpuNormalRun(GpuSizeRun):
         self._recv = ()
 
     def _iteration(self, which: int) -> None:
-        buffer, timer, given = self.buffer, self._timer, self._sets[which]
+        buffer, given = self.buffer, self._sets[which]
         oracle = cache(partial(Oracle, self._inputs, which))
 
         def received() -> str | None:
@@ -108,14 +108,14 @@ class GpuNormalRun(GpuSizeRun):
         def mine(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[: given.received].cpu()
 
-        timer.time("layout_notify", lambda: self._notify(given), buffer.comm_stream)
+        self._time("layout_notify", lambda: self._notify(given), buffer.comm_stream)
         self._pending.finish()
         self._pending = None
-        timer.time("dispatch", lambda: self._dispatch(given))
+        self._time("dispatch", lambda: self._dispatch(given))
         rows = self._recv[0][0] if isinstance(self._recv[0], tuple) else self._recv[0]
         self._corrupt("dispatch", rows[: given.received])
         self._check("dispatch", received)
-        timer.time("dispatch_cached", lambda: self._dispatch_cached(given))
+        self._time("dispatch_cached", lambda: self._dispatch_cached(given))
         self._check("dispatch_cached", lambda: oracle().check_dispatch(each(self._cached, mine)))
         self._cached = torch.empty(0)
         if given.expert_out is not None:
@@ -126,13 +126,12 @@ class GpuNormalRun(GpuSizeRun):
         self, given: _Set, expert_out: torch.Tensor, oracle: Callable[[], Oracle], received: Callable[[], str | None]
     ) -> None:
         """Measure what follows a dispatch of BF16 rows."""
-        timer = self._timer
-        timer.time("combine", lambda: self._combine(self._recv[0]))
+        self._time("combine", lambda: self._combine(self._recv[0]))
         self._corrupt("combine", self._combined)
         self._check("combine", lambda: oracle().check_combine(self._combined.cpu()))
-        timer.time("combine_private", lambda: self._combine(expert_out))
+        self._time("combine_private", lambda: self._combine(expert_out))
         self._check("combine_private", lambda: oracle().check_combine_private(self._combined.cpu()))
-        timer.time("pairs", lambda: self._pairs(given))
+        self._time("pairs", lambda: self._pairs(given))
         self._check("pair", lambda: received() or oracle().check_combine(self._combined.cpu()))
 
     def _layout(self, given: _Set) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from deep_ep_py.bench import gpu_timing
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.gpu_nodes import transport
 from deep_ep_py.bench.inputs import Inputs
+from deep_ep_py.bench.kernel_times import MOST_ITERATIONS, KernelTimes
 from deep_ep_py.bootstrap.groups import make_bootstrap
 
 SETS = 4
@@ -50,20 +51,25 @@ class GpuSizeRun(ABC):
     ) -> None:
         self._ranks = make_bootstrap(group)
         self._config, self._tokens, self._emit = config, tokens, emit
-        emit({"kind": "size", "tokens": tokens, "steps": config.warmup + config.iterations})
+        self._kernel_iterations = min(config.iterations, MOST_ITERATIONS)
+        self._steps = config.warmup + self._kernel_iterations + config.iterations
+        emit({"kind": "size", "tokens": tokens, "steps": self._steps})
         sets = dataclasses.replace(inputs_config or config, warmup=0, iterations=SETS)
         self._inputs = Inputs(sets, tokens, self._ranks.rank, self._ranks.all_gather)
         self._checked: dict[str, list[str]] = {}
         self._last = False  # the iteration whose results are checked
         self._timer: gpu_timing.GpuTimer | gpu_timing.LinkedTimer
+        self._kernels: KernelTimes | None = None  # while kernels are timed, instead of calls
 
     def run(self) -> dict[str, Any]:
         """Measure, check the last step, and release everything; return the input of `results.report`."""
-        config = self._config
+        config, steps = self._config, self._steps
         joined = transport(self.buffer, config)
-        steps = config.warmup + config.iterations
+        first = steps - config.iterations
+        kernels = KernelTimes(self.buffer, self._ranks)
         for step in range(steps):
-            self._timer.recording = step >= config.warmup
+            self._kernels = kernels if config.warmup <= step < first else None
+            self._timer.recording = step >= first
             self._last = step == steps - 1
             self._iteration(step % SETS)
             self._emit({"kind": "step", "step": step})
@@ -73,15 +79,24 @@ class GpuSizeRun(ABC):
             "tokens": self._tokens,
             "series": self._timer.series(),
             "late_starts": self._timer.late_starts(),
-            "rows": [rows[step % SETS] for step in range(config.warmup, steps)],
+            "kernels": kernels.series(),
+            "rows": [rows[step % SETS] for step in range(first, steps)],
             "checks": {name: [error for checks in everyones for error in checks[name]] for name in self._checked},
             "variants": {},
             "transport": joined,
-            **({"crossing_rows": [crossing[step % SETS] for step in range(config.warmup, steps)]} if crossing else {}),
+            **({"crossing_rows": [crossing[step % SETS] for step in range(first, steps)]} if crossing else {}),
         }
         self._release()
         self.buffer.destroy()
         return result
+
+    def _time(self, name: str, call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> None:
+        """Time a call or, in the iterations for that, its kernels; the arguments are those of `GpuTimer.time`."""
+        if self._kernels is None:
+            self._timer.time(name, call, stream)
+            return
+        self._timer.time(name, self._kernels.observe(call), stream)
+        self._kernels.keep(name)
 
     @abstractmethod
     def _iteration(self, which: int) -> None:

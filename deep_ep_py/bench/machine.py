@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ def usable_cores() -> list[int]:
 def describe_machine() -> dict[str, Any]:
     """Return the processor, the memory and the versions, as far as they can be determined."""
     return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": _first_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": len(usable_cores()),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -46,7 +49,17 @@ def _gpu() -> dict[str, Any]:
         "multiprocessors": properties.multi_processor_count,
         "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
         "cuda_driver": C.cuda.driver_version(),
+        "driver": _kernel_driver(),
     }
+
+
+def _kernel_driver() -> str | None:
+    """Return the release of the GPU's driver in the kernel, such as 580.159.04."""
+    try:
+        found = re.search(r"\d+(\.\d+)+", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return None
+    return None if found is None else found[0]
 
 
 def _version() -> str:

@@ -11,6 +11,7 @@ from deep_ep_py.bench import (
     gpu_normal,
     gpu_timing,
     host_time,
+    kernel_times,
     low_latency,
     low_latency_baselines,
     ours,
@@ -34,7 +35,9 @@ RATIO_NOTE = (
 )
 MOVED_NOTE = (
     "Moved bytes: what {gpus} must at least read and write: in a dispatch each token's row once "
-    "and each received row once, in a combine the reverse; what combine_private copies is not counted. "
+    "and each received row once, in a combine the reverse; what combine_private copies is not counted. A sending half "
+    "reads the rows and writes each once where its destination keeps it, a receiving half reads them there and writes "
+    "its results. layout_notify reads the expert ids and writes the counts. "
     "of_copy: these bytes per second over those of a large copy on {copying} in the same run, read and written."
 )
 CROSSING_NOTE = (
@@ -49,6 +52,7 @@ _GPU_EACH = {
 }
 _PASSED_ON = " Forwarding inside a node, and what NICs read and write, is not counted either."
 _COUNT_BYTES = 4
+_EXPERT_ID_BYTES = 8
 _RESULT_BYTES = 2
 """Size of an element that goes into a low-latency dispatch or combine, whatever the format in transit."""
 SELECTION_BYTES_NOTE = (
@@ -99,6 +103,7 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
             "ratios": RATIO_NOTE,
             **({"host_us": host_time.NOTE} if config.mode == "low-latency" and not gpus else {}),
             **({"wire": wire.NOTE} if any(size.get("wire") for size in sizes) else {}),
+            **({"kernels": kernel_times.NOTE} if any(size.get("kernels") for size in sizes) else {}),
             **({"moved": _moved_note(gpus, config.nodes)} if gpus else {}),
             **({"crossing": _crossing_note(config)} if any("crossing_rows" in size for size in sizes) else {}),
         },
@@ -157,6 +162,8 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
             op = ops[name]
             op["moved_bytes"] = round(moved / size["gpus"])
             op["of_copy"] = op["moved_bytes"] / op["ms"]["median"] / 1e6 / size["copy_gb_per_s"]
+        for name, kernels in size.get("kernels", {}).items():
+            _add_kernels(ops, name, kernels, config.chain, size["copy_gb_per_s"])
     if "crossing_rows" in size:
         crossing = round(statistics.mean(size["crossing_rows"]) * config.payload_bytes / size["gpus"])
         for name, op in ops.items():
@@ -185,13 +192,35 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved_bytes(config: BenchConfig, size: dict[str, Any], payload: int, results: int) -> dict[str, int]:
-    """Return what all ranks together must at least read and write in each operation, except in halves of one."""
+    """Return what all ranks together must at least read and write in each operation."""
     tokens = config.ranks * size["tokens"]
     row_bytes = _RESULT_BYTES * config.hidden if config.mode == "low-latency" else config.payload_bytes
     dispatched, combined = payload + tokens * row_bytes, results + tokens * row_bytes
     moved = {name: combined if name.startswith("combine") else dispatched for name in _ops(config)}
     moved |= {"pair": dispatched + combined} if config.combines else {}
-    return {name: count for name, count in moved.items() if not name.endswith(("_notify", "_send", "_receive"))}
+    counts = _COUNT_BYTES * config.ranks * (config.ranks + config.experts)
+    other = {
+        "layout_notify": tokens * config.topk * _EXPERT_ID_BYTES + counts,
+        "dispatch_receive": 2 * payload,
+        "combine_send": 2 * results,
+    }
+    return {name: other.get(name, count) for name, count in moved.items()}
+
+
+def _add_kernels(
+    ops: dict[str, Any], name: str, kernels: dict[str, dict[str, Any]], chain: int, copy_gb_per_s: float
+) -> None:
+    """Put the times of an operation's kernels beside the operation's own; those of a chain are divided among it."""
+    share = chain if name == "pairs" else 1
+    op = ops["pair" if name == "pairs" else name]
+    op["kernels"] = {
+        kernel: {
+            "ms": {which: value / share for which, value in times["ms"].items()},
+            "fastest_rank_ms": times["fastest_rank_ms"] / share,
+            "over_copy": times["ms"]["median"] / share * 1e6 * copy_gb_per_s / op["moved_bytes"],
+        }
+        for kernel, times in kernels.items()
+    }
 
 
 def _op_report(config: BenchConfig, milliseconds: list[float], logical_bytes: int) -> dict[str, Any]:

@@ -102,10 +102,27 @@ def _size_tables(size: dict[str, Any]) -> Iterator[Table]:
     else:
         yield _table(size, times, title, caption)
         yield _table(size, baselines, "", compared)
+    if any("kernels" in result for result in size["ops"].values()):
+        yield _kernels_table(size)
     if network:
         sent = ["wire: what all ranks send over the network in an operation"]
         crossing = ["crossing: what a rank sends to other nodes, the mean over the ranks"]
         yield _table(size, network, "", (crossing if "crossing MB" in network else []) + sent)
+
+
+def _kernels_table(size: dict[str, Any]) -> Table:
+    caption = "a kernel alone, with its waits for other ranks; over copy: over a large copy's time for the call's bytes"
+    style = {"caption_justify": "left", "box": box.SIMPLE_HEAD}
+    table = Table(caption=caption, **style)  # type: ignore[arg-type]
+    for name in ("kernel", "in"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ms", "fastest rank", "over copy"):
+        table.add_column(name, justify="right")
+    for op, result in size["ops"].items():
+        for kernel, times in result.get("kernels", {}).items():
+            figures = (times["ms"]["median"], times["fastest_rank_ms"], times["over_copy"])
+            table.add_row(kernel, op, *(f"{figure:.3g}" for figure in figures))
+    return table
 
 
 def _table(size: dict[str, Any], columns: Columns, title: str, caption: list[str]) -> Table:

@@ -214,6 +214,15 @@ class CudaDevice:
         with torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
+    def time_launches(self, timed: bool) -> None:
+        """Take the times of this rank's kernels from now on, by events around each launch, or no longer."""
+        self._launcher.time_launches(timed)
+
+    def take_launch_times(self) -> list[tuple[str, float, float]]:
+        """Wait for the kernels that are timed; return the name of each, and when it began and ended in milliseconds."""
+        times: list[tuple[str, float, float]] = self._launcher.take_launch_times()
+        return times
+
     def view(self, address: int, size: int) -> torch.Tensor:
         """Wrap the bytes through the CUDA array interface."""
         interface = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}

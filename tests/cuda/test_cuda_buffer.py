@@ -8,6 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -196,6 +197,25 @@ def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_pat
     on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
 
 
+KERNELS_OF_CALLS = {
+    "layout_notify": {"layout", "notify"},
+    "dispatch": {"layout", "notify", "dispatch"},
+    "dispatch_cached": {"notify_cached", "dispatch"},
+    "combine": {"notify_cached", "combine"},
+    "combine_private": {"notify_cached", "combine"},
+    "pair": {"layout", "notify", "dispatch", "notify_cached", "combine"},
+}
+
+
+def check_kernels(op: dict[str, Any], wanted: set[str], copy_gb_per_s: float) -> None:
+    """Each kernel of a call has times of its own, also as ratios to a copy."""
+    assert set(op["kernels"]) == wanted
+    for times in op["kernels"].values():
+        ms = times["ms"]
+        assert 0 <= times["fastest_rank_ms"] <= ms["max"] and ms["min"] <= ms["median"] <= ms["max"]
+        assert times["over_copy"] == pytest.approx(ms["median"] * 1e6 * copy_gb_per_s / op["moved_bytes"])
+
+
 @pytest.mark.parametrize(
     ("dtype", "corrupt"), [("bf16", None), ("bf16", "dispatch"), ("bf16", "combine"), ("fp8", None)]
 )
@@ -212,14 +232,17 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
         rows, tokens = size["rows"], 4 * size["tokens"]
         moved = (rows + tokens) * {"bf16": 2 * 128, "fp8": 128 + 4}[dtype]
         for name, op in size["ops"].items():
+            check_kernels(op, KERNELS_OF_CALLS[name], copy_gb_per_s=100)
             if name == "layout_notify":
+                assert op["moved_bytes"] == tokens * 4 * 8 + 4 * 4 * (4 + 16)
                 continue
             assert op["moved_bytes"] == pytest.approx(moved * (2 if name == "pair" else 1), rel=1e-2)
             assert op["of_copy"] == pytest.approx(op["moved_bytes"] / op["ms"]["median"] / 1e6 / 100)
     console = Console(width=120, record=True, file=io.StringIO())
     report["config"]["machine"]["gpu"] = "Double"
     print_report(report, console)
-    assert "of copy" in console.export_text()
+    printed = console.export_text()
+    assert "of copy" in printed and "over copy" in printed
 
 
 @pytest.mark.parametrize(
@@ -228,7 +251,7 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
 def test_the_benchmark_of_low_latency_mode_on_a_gpu(
     double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None
 ) -> None:
-    """The same. The halves are timed too; the report gives no minimum number of bytes for them."""
+    """The same. The halves are timed too."""
     arguments = ["low-latency", dtype, *filter(None, [corrupt])]
     report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
     assert report["verified"] == (corrupt is None), report["checks"]
@@ -248,7 +271,16 @@ def test_the_benchmark_of_low_latency_mode_on_a_gpu(
             "combine": combined,
             "combine_zero_copy": combined,
             "pair": dispatched + combined,
+            "dispatch_send": dispatched,
+            "dispatch_receive": 2 * rows * {"bf16": 2 * 128, "fp8": 128 + 4}[dtype],
+            "combine_send": 2 * rows * 2 * 128,
+            "combine_receive": combined,
         }
+        for name, op in size["ops"].items():
+            kernels = {
+                f"low_latency_{kernel}" for kernel in ("dispatch", "combine") if name.startswith((kernel, "pair"))
+            }
+            check_kernels(op, kernels, copy_gb_per_s=100)
 
 
 def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,29 @@ print(seen == sorted(seen), launcher.finished(first), seen[0])
     assert run(double, program, DOUBLE_QUERIES="5") == ["True True False"]
 
 
+def test_times_of_launches(double: Path, tmp_path: Path) -> None:
+    """Only of those that are asked for; their events take no part in whether a launch has ended, and are released."""
+    program = """
+launcher = make()
+launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
+launcher.time_launches(True)
+for _ in range(2):
+    launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
+launcher.time_launches(False)
+launcher.wait(launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8)))
+first, second = launcher.take_launch_times()
+print(first[:2], second[0], 0 <= first[2] <= second[1] <= second[2], launcher.take_launch_times())
+launcher.time_launches(True)
+launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
+del launcher
+"""
+    printed, log = run_logged(double, tmp_path, program)
+    assert printed == ["('dispatch', 0.0) dispatch True []"]
+    assert len(calls(log, "cuEventRecord")) == 5 + 3 * 2
+    assert len(calls(log, "cuEventElapsedTime")) == 2 * 2
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
 def test_nothing_is_left(double: Path, tmp_path: Path) -> None:
     """Streams, events and code are released, including those of launches that no call waited for."""
     program = """

@@ -55,7 +55,7 @@ constexpr int kMaxDynamicSharedSizeBytes = 8;
 constexpr int kLimitStackSize = 0;  // CUlimit
 
 constexpr unsigned kStreamNonBlocking = 1;
-constexpr unsigned kEventDisableTiming = 2;
+constexpr unsigned kEventTimed = 0, kEventDisableTiming = 2;
 
 constexpr int kCaptureNone = 0;     // CUstreamCaptureStatus
 constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
@@ -154,6 +154,7 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(event_destroy, cuEventDestroy_v2, Event)                                                                        \
     X(event_record, cuEventRecord, Event, Stream)                                                                     \
     X(event_query, cuEventQuery, Event)                                                                               \
+    X(event_elapsed, cuEventElapsedTime, float*, Event, Event)                                                        \
     X(stream_synchronize, cuStreamSynchronize, Stream)                                                                \
     X(stream_is_capturing, cuStreamIsCapturing, Stream, int*)                                                         \
     X(capture_info, cuStreamGetCaptureInfo_v2, Stream, int*, unsigned long long*, Graph*, const GraphNode**, size_t*) \

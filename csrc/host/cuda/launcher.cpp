@@ -40,6 +40,7 @@ CudaLauncher::~CudaLauncher() {
     if (!current) return;
     for (const Running& running : running_) driver.event_destroy(running.ended);
     for (const cuda::Event event : spare_events_) driver.event_destroy(event);
+    destroy_timed();
     for (const auto& entry : kernels_) driver.module_unload(entry.second.module);
 }
 
@@ -200,15 +201,55 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
         driver.check(driver.launch(&config, kernel.function, parameters, nullptr), "capturing " + what());
         return 0;
     }
+    if (timing_) {
+        timed_.push_back({name, nullptr, nullptr});
+        record_timed(&Timed::begin);
+    }
     const cuda::Event ended = take_event();
     cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
+    if (result == cuda::kSuccess && timing_) record_timed(&Timed::end);
     if (result == cuda::kSuccess) result = driver.event_record(ended, stream());
     if (result != cuda::kSuccess) {
         spare_events_.push_back(ended);
+        destroy_timed();
         driver.check(result, "launching " + what());
     }
     running_.push_back({++latest_, name, ended});
     return latest_;
+}
+
+void CudaLauncher::time_launches(bool timed) { timing_ = timed; }
+
+void CudaLauncher::record_timed(cuda::Event Timed::* edge) {
+    const Driver& driver = Driver::get();
+    cuda::Event& event = timed_.back().*edge;
+    driver.check(driver.event_create(&event, cuda::kEventTimed), "making an event that takes the time");
+    driver.check(driver.event_record(event, stream()), "recording when " + timed_.back().kernel + " runs");
+}
+
+std::vector<CudaLauncher::LaunchTime> CudaLauncher::take_launch_times() {
+    const Driver& driver = Driver::get();
+    const Current current(*context_);
+    driver.check(driver.stream_synchronize(stream()), "waiting for the launches that are timed");
+    std::vector<LaunchTime> times;
+    for (const Timed& timed : timed_) {
+        float begin = 0, end = 0;
+        driver.check(driver.event_elapsed(&begin, timed_.front().begin, timed.begin), "timing " + timed.kernel);
+        driver.check(driver.event_elapsed(&end, timed_.front().begin, timed.end), "timing " + timed.kernel);
+        times.push_back({timed.kernel, begin, end});
+    }
+    destroy_timed();
+    return times;
+}
+
+void CudaLauncher::destroy_timed() noexcept {
+    const Driver& driver = Driver::get();
+    for (const Timed& timed : timed_) {
+        for (const cuda::Event event : {timed.begin, timed.end}) {
+            if (event != nullptr) driver.event_destroy(event);
+        }
+    }
+    timed_.clear();
 }
 
 void CudaLauncher::collect() const {

@@ -46,6 +46,15 @@ class CudaLauncher final : public StreamLauncher {
     uint64_t launch_for_ranks(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
                               unsigned warps, size_t shared_bytes, const void* args);
     bool capturing() const;  // whether launches currently go into a graph
+    // From now on, an event is recorded right before and right after every launch that no graph captures, or no longer.
+    void time_launches(bool timed);
+    struct LaunchTime {
+        std::string kernel;
+        double begin_ms;  // both since the begin of the first one
+        double end_ms;
+    };
+    // Waits for the timed launches since the last call, and returns their times in order.
+    std::vector<LaunchTime> take_launch_times();
     bool finished(uint64_t serial) const override;
     GraphGone watch_graph() override;
     cuda::Stream stream() const override { return stream_->get(); }
@@ -74,6 +83,12 @@ class CudaLauncher final : public StreamLauncher {
         cuda::Event ended;
     };
 
+    struct Timed {
+        std::string kernel;
+        cuda::Event begin;
+        cuda::Event end;
+    };
+
     using Key = std::tuple<std::string, uint32_t, uint32_t, uint32_t>;
     static Key key(const std::string& name, const RuntimeShape& shape) {
         return {name, shape.ranks_, shape.row_bytes_, shape.topk_};
@@ -87,6 +102,8 @@ class CudaLauncher final : public StreamLauncher {
                          unsigned warps, size_t shared_bytes, const void* parameter);
     bool captured() const;  // like capturing(); requires that the context is current
     cuda::Event take_event();
+    void record_timed(cuda::Event Timed::* edge);
+    void destroy_timed() noexcept;
     // Removes the launches that have ended. Throws the error of a kernel that has failed.
     void collect() const;
 
@@ -102,6 +119,8 @@ class CudaLauncher final : public StreamLauncher {
     // In the order of the stream; `finished` checks the front.
     mutable std::deque<Running> running_;
     mutable std::vector<cuda::Event> spare_events_;
+    bool timing_ = false;
+    std::vector<Timed> timed_;
 };
 
 }  // namespace deep_ep::host

@@ -1,5 +1,6 @@
 // The stand-in's modules, streams, events, launches and captures.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,10 +20,12 @@ using namespace driver_double;
 
 namespace {
 
-std::mutex one_at_a_time;                                        // see DOUBLE_SERIAL
-std::map<const void*, int> event_waits;                          // queries until a recorded event has occurred
-std::map<const void*, uint64_t> event_launches;                  // the launch that a recorded event waits for
-std::map<const void*, uint64_t> latest_launches;                 // by stream
+std::mutex one_at_a_time;                         // see DOUBLE_SERIAL
+std::map<const void*, int> event_waits;           // queries until a recorded event has occurred
+std::map<const void*, uint64_t> event_launches;   // the launch that a recorded event waits for
+std::map<const void*, uint64_t> latest_launches;  // by stream
+using Clock = std::chrono::steady_clock;
+std::map<const void*, Clock::time_point> recorded_at;            // events that take the time
 std::set<const void*> resident;                                  // functions whose code is loaded
 std::map<const void*, int> queues;                               // by stream
 std::map<const void*, Code> codes;                               // by function
@@ -244,12 +247,14 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
 }
 Result cuEventCreate(Event* event, unsigned flags) {
     BEGIN(enter_in_context("cuEventCreate"));
-    if (flags != kEventDisableTiming) return kInvalidValue;
+    if (flags != kEventDisableTiming && flags != kEventTimed) return kInvalidValue;
     *event = make<Event>();
+    if (flags == kEventTimed) recorded_at[*event] = {};
     return kSuccess;
 }
 Result cuEventDestroy_v2(Event event) {
     BEGIN(enter_in_context("cuEventDestroy"));
+    recorded_at.erase(event);
     return forget(event);
 }
 Result cuEventRecord(Event event, Stream stream) {
@@ -257,6 +262,7 @@ Result cuEventRecord(Event event, Stream stream) {
     if (!alive.count(event) || !alive.count(stream)) return kInvalidHandle;
     if (has_copies(stream)) settle(stream, lock);
     event_launches[event] = latest_launches[stream];
+    if (const auto timed = recorded_at.find(event); timed != recorded_at.end()) timed->second = Clock::now();
     event_waits[event] = std::getenv("DOUBLE_QUERIES") ? std::atoi(std::getenv("DOUBLE_QUERIES")) : 0;
     return kSuccess;
 }
@@ -267,6 +273,19 @@ Result cuEventQuery(Event event) {
     const uint64_t launch = event_launches[event];
     lock.unlock();  // kernels take time
     return driver_double::ended(launch) ? kSuccess : kNotReady;
+}
+// The time between the calls that recorded the two: kernels take time only while they are waited for.
+Result cuEventElapsedTime(float* milliseconds, Event begin, Event end) {
+    BEGIN(enter_outside_capture("cuEventElapsedTime"));
+    for (const Event event : {begin, end}) {
+        const auto timed = recorded_at.find(event);
+        if (!alive.count(event) || timed == recorded_at.end() || timed->second == Clock::time_point{}) {
+            return kInvalidHandle;
+        }
+        if (!driver_double::ended(event_launches[event])) return kNotReady;
+    }
+    *milliseconds = std::chrono::duration<float, std::milli>(recorded_at[end] - recorded_at[begin]).count();
+    return kSuccess;
 }
 
 Result cuStreamIsCapturing(Stream, int* status) {
