@@ -1,0 +1,309 @@
+"""The list of experiments, in the order of their worth."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.gpu_lab.sizes import HIDDEN, LOW_LATENCY_TOKENS, NORMAL_TOKENS, RANKS, SHAPE
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST_SECONDS = 40
+"""The longest time limit of an experiment."""
+DEFAULT_SECONDS = 300
+"""What the limits of a machine's default list add up to at most."""
+JSON = "{json}"
+"""Stands in a command for the file that receives the figures."""
+
+PYTHON = sys.executable
+_DEEP_EP = (PYTHON, "-m", "deep_ep_py")
+_BENCH = (*_DEEP_EP, "bench", "--device=cuda", "--no-plot", f"--json={JSON}", *SHAPE)
+# A kernel that never ends must not take the time of all tests.
+_PYTEST = (PYTHON, "-m", "pytest", "-rs", "--durations=5", "--timeout=20", "--timeout-method=signal", "-o", "addopts=")
+_GPU = "tests/gpu"
+_LOW_LATENCY = ("--mode=low-latency", "--dtype=fp8", f"--tokens={LOW_LATENCY_TOKENS}")
+_NORMAL = ("--num-sms=16", f"--tokens={NORMAL_TOKENS}")
+# Cases from tests/support/cases.py, and those of low-latency mode from low_latency_gpu.py there.
+WATCHED = {
+    "normal": ("one_rank_alone", "two_ranks", "uniform"),
+    "low_latency": ("low_latency_one_rank", "low_latency_two_ranks", "low_latency_several_units"),
+}
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+FAILED_BEFORE = (
+    f"{_GPU}/test_gpu.py::test_random_routings[2]",
+    f"{_GPU}/test_gpu.py::test_a_recorded_stream_keeps_an_output",
+    f"{_GPU}/test_low_latency.py::test_statistics",
+    f"{_GPU}/test_gpu.py::test_case[sixty_four_ranks]",
+    f"{_GPU}/test_gpu.py::test_an_arena_grows_between_processes",
+)
+"""The tests that failed in the first run on a GPU (results/2026-11-26_h200_gpu_check.md)."""
+ELASTIC = (
+    f"{_GPU}/test_elastic.py::test_case[two_ranks]",
+    f"{_GPU}/test_elastic.py::test_case[uniform]",
+    f"{_GPU}/test_elastic.py::test_events_and_streams",
+    f"{_GPU}/test_elastic.py::test_a_graph_without_a_host_wait",
+    f"{_GPU}/test_eplb.py",
+)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A command that answers a question within a time limit.
+
+    Parameters
+    ----------
+    name
+        Its name in the report, in `--only` and in files.
+    question
+        What it answers, in a line.
+    command
+        The command; `JSON` in it stands for the file that receives its figures.
+    seconds
+        Its time limit.
+    default
+        On which machines it is in the default list: "all", those with "one" GPU, those with "several", or "none".
+    environment
+        Its environment variables.
+    needs
+        A program that it needs, besides Python.
+    gpus
+        How many GPUs it needs.
+    shares
+        Whether ranks on one GPU launch for themselves, so that their kernels must run side by side.
+    """
+
+    name: str
+    question: str
+    command: tuple[str, ...]
+    seconds: int
+    default: str = "none"
+    environment: dict[str, str] = field(default_factory=dict)
+    needs: str | None = None
+    gpus: int = 1
+    shares: bool = False
+
+    def in_default_list(self, gpus: int) -> bool:
+        """Return whether a machine with so many GPUs runs it without being asked to."""
+        return self.default == "all" or self.default == ("several" if gpus > 1 else "one")
+
+
+def experiments(gpus: int) -> list[Experiment]:
+    """Return all experiments for a machine with so many GPUs: the default list first, in the order of worth."""
+    found = [*_foundations(gpus), *_on_several_gpus(gpus), *_never_run(), *_probes(), *_benchmarks(), *_by_name()]
+    return sorted(found, key=lambda one: not one.in_default_list(gpus))
+
+
+def program(name: str, *options: str) -> tuple[str, ...]:
+    """Return the command of a program in this folder."""
+    return (PYTHON, "-m", f"benchmarks.gpu_lab.{name}", *options)
+
+
+def _per_gpu(gpus: int, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs a Python program once for each GPU."""
+    return (PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={max(2, gpus)}", *arguments)
+
+
+def _foundations(gpus: int) -> Iterator[Experiment]:
+    build = (PYTHON, "setup.py", "--quiet", "build_ext", "--inplace")
+    yield Experiment("build", "Does the extension compile here?", build, 40, "all")
+    yield Experiment(
+        "canary",
+        "What do this GPU and its driver do that is not documented, and which kind of launch lets ranks share the GPU?",
+        (*_DEEP_EP, "canary", f"--json={JSON}"),
+        15,
+        "all",
+    )
+    yield Experiment(
+        "kernels",
+        "Do the benchmarks' kernels compile for this GPU? They then lie in the cache for what follows.",
+        program("kernels", f"--ranks={gpus if gpus > 1 else RANKS}", f"--json={JSON}"),
+        20,
+        "all",
+    )
+
+
+def _on_several_gpus(gpus: int) -> Iterator[Experiment]:
+    worker = "tests/workers"
+    yield Experiment(
+        "links_normal",
+        "Is every row of normal mode right where each rank has a GPU of its own?",
+        _per_gpu(gpus, f"{worker}/round_trip.py", "--device=cuda:local"),
+        30,
+        "several",
+        gpus=2,
+    )
+    yield Experiment(
+        "links_low_latency",
+        "The same in low-latency mode.",
+        _per_gpu(gpus, f"{worker}/low_latency_layers.py", "--device=cuda:local", "--fabric=peer"),
+        30,
+        "several",
+        gpus=2,
+    )
+    yield Experiment(
+        "links_recovery",
+        "Do the ranks name a killed process, recover without it, and go on with right results?",
+        program("kill_and_recover", f"--ranks={max(2, gpus)}", f"--json={JSON}"),
+        30,
+        "several",
+        gpus=2,
+    )
+    yield Experiment(
+        "links_low_latency_benchmark",
+        "How long do low-latency calls take over the links?",
+        _per_gpu(gpus, *_BENCH[1:], "--iterations=30", *_LOW_LATENCY),
+        30,
+        "several",
+        gpus=2,
+    )
+    yield Experiment(
+        "links_normal_benchmark",
+        "How long do calls of normal mode take over the links?",
+        _per_gpu(gpus, *_BENCH[1:], "--iterations=20", "--num-sms=24", f"--tokens={NORMAL_TOKENS}"),
+        40,
+        "several",
+        gpus=2,
+    )
+    yield Experiment(
+        "links_rates",
+        "How much do 1, 2, 4, ... blocks move over the links?",
+        # A dry run: if the rates were kept, Buffers on such a GPU would choose their numbers of blocks by them.
+        _per_gpu(gpus, *_DEEP_EP[1:], "rates", "--dry-run", f"--json={JSON}"),
+        30,
+        "several",
+        gpus=2,
+    )
+
+
+def _never_run() -> Iterator[Experiment]:
+    yield Experiment(
+        "failed_before",
+        "Do the 5 tests pass that failed in the first run on a GPU?",
+        (*_PYTEST, *FAILED_BEFORE),
+        25,
+        "all",
+        shares=True,
+    )
+    yield Experiment(
+        "recovery",
+        "Do ranks on a GPU go on after a failure, by `recover` and by `enable_shrink`?",
+        (*_PYTEST, f"{_GPU}/test_recovery.py"),
+        15,
+        "one",
+        shares=True,
+    )
+    yield Experiment(
+        "elastic", "Do ElasticBuffer and redundant experts work?", (*_PYTEST, *ELASTIC), 30, "one", shares=True
+    )
+    yield Experiment(
+        "layers",
+        "Do MoELayer, ExpandedMoELayer and DecodeLayer work, also compiled by torch?",
+        (*_PYTEST, f"{_GPU}/test_moe.py", f"{_GPU}/test_layers.py"),
+        30,
+        "one",
+        shares=True,
+    )
+    cases = ("test_case and (two_ranks or uniform)", {"DEEP_EP_COPIES": "vector"})
+    yield Experiment(
+        "vector_copies",
+        "Are rows right that are copied by 16-byte accesses instead of bulk copies?",
+        (*_PYTEST, f"{_GPU}/test_gpu.py", "-k", f"{cases[0]} and not nodes"),
+        15,
+        "one",
+        cases[1],
+        shares=True,
+    )
+
+
+def _probes() -> Iterator[Experiment]:
+    for name, question, seconds in (
+        ("fences", "What do fences, atomics, loads, bulk loads and empty launches cost, idle and under load?", 12),
+        ("stream_hops", "What do the waits between streams and the event after each launch cost?", 10),
+        ("abort_word", "How many stores and exchanges of a host are lost to a GPU's on the same word?", 10),
+        ("memory", "How fast are a fill, a copy, and a kernel that writes 5.3 bytes for each that it reads?", 10),
+        ("cold_code", "How much longer does a dispatch take after a kernel whose code fills the caches?", 15),
+    ):
+        yield Experiment(name, question, program(name, f"--json={JSON}"), seconds, "one")
+    yield Experiment(
+        "combine_fence",
+        "How much faster is combine if a ring of pieces in shared memory is fenced for shared memory alone?",
+        program("combine_fence", f"--json={JSON}", "--seconds=13"),
+        15,
+        "one",
+        shares=True,
+    )
+
+
+def _benchmarks() -> Iterator[Experiment]:
+    for name, question, options, environment, seconds, default in (
+        ("low_latency_benchmark", "How long do low-latency calls take?", ("--iterations=30", *_LOW_LATENCY), {}, 18, "one"),
+        ("normal_benchmark", "How long do calls of normal mode take?", ("--iterations=20", *_NORMAL), {}, 20, "one"),
+        ("fp8_benchmark", "The same with FP8 rows.", ("--iterations=20", "--dtype=fp8", *_NORMAL), {}, 40, "none"),
+        ("small_benchmark", "The same with few tokens.", ("--num-sms=16", "--tokens=128,1024"), {}, 40, "none"),
+        ("vector_benchmark", "The same without bulk copies.", _NORMAL, {"DEEP_EP_COPIES": "vector"}, 40, "none"),
+        ("pushed_combine", "The same if combine sends rows in chunks.", _NORMAL, {"DEEP_EP_COMBINE": "push"}, 40, "none"),
+    ):  # fmt: skip
+        command = (*_BENCH, f"--ranks={RANKS}", *options)
+        yield Experiment(name, question, command, seconds, default, environment, shares=True)
+
+
+def _by_name() -> Iterator[Experiment]:
+    """Yield what does not fit the default list."""
+    gpu, low_latency = f"{_GPU}/test_gpu.py", f"{_GPU}/test_low_latency.py"
+    for name, question, tests in (
+        ("normal_cases", "Is every row of normal mode right?", (gpu, "-k", "test_case and not nodes")),
+        ("normal_nodes", "The same between nodes.", (gpu, "-k", "nodes or link")),
+        ("normal_rest", "The other tests of normal mode.", (gpu, "-k", "not test_case and not link")),
+        ("low_latency_tests", "The tests of low-latency mode.", (low_latency,)),
+        ("elastic_tests", "All tests of ElasticBuffer and redundant experts.", (f"{_GPU}/test_elastic.py", ELASTIC[-1])),
+    ):
+        yield Experiment(name, question, (*_PYTEST, *tests), LONGEST_SECONDS, shares=True)
+    compile_all = (*_DEEP_EP, "compile", "--all", f"--hidden={HIDDEN}", f"--json={JSON}")
+    yield Experiment("all_kernels", "Do all kernels compile, without spills?", compile_all, LONGEST_SECONDS)
+    posting = (*_DEEP_EP, "bench-posting", f"--json={JSON}")
+    yield Experiment("posting", "What does it cost a kernel to post work requests?", posting, 30)
+    rates = (*_DEEP_EP, "rates", "--dry-run", f"--json={JSON}")
+    yield Experiment("rates", "How much do 1, 2, 4, ... blocks of a rank alone move?", rates, LONGEST_SECONDS)
+    yield from _watched()
+
+
+def _watched() -> Iterator[Experiment]:
+    """Yield experiments under tools that may run kernels one by one: all ranks of a case are one launch."""
+    case = (PYTHON, "tests/workers/gpu_case.py")
+    for tool in SANITIZERS:
+        watch = ("compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10")
+        for mode, cases in WATCHED.items():
+            yield Experiment(
+                f"{tool}_{mode}",
+                f"What does {tool} find in the kernels of {mode.replace('_', '-')} mode?",
+                (*watch, *case, *cases),
+                LONGEST_SECONDS,
+                needs="compute-sanitizer",
+            )
+    sections = ("SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats", "LaunchStats")
+    watch = ("ncu", "--print-details=body", *(f"--section={section}" for section in sections))
+    for name, ranks in (("ncu_alone", 1), ("ncu_one_launch", 8)):
+        yield Experiment(
+            name,
+            f"What limits each kernel, with {ranks} rank{'s in one launch' if ranks > 1 else ' alone'}?",
+            (*watch, *program("one_launch", f"--ranks={ranks}")),
+            LONGEST_SECONDS,
+            needs="ncu",
+        )
+
+
+def environment_of(experiment: Experiment) -> dict[str, str]:
+    """Return the environment of an experiment, without the choices that depend on the machine."""
+    paths = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONUNBUFFERED": "1",
+        "DEEP_EP_REQUIRE_GPU": "1",
+        # Hardware queues for ranks that share the GPU: effective only if set before a process starts.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        **experiment.environment,
+    }
