@@ -24,7 +24,7 @@ from benchmarks.gpu_lab.machine import hash_of, identify
 PAIRS = 3
 MODES = {
     "low_latency": ("--mode=low-latency", "--dtype=fp8", f"--tokens={sizes.LOW_LATENCY_TOKENS}"),
-    "normal": ("--num-sms=16", f"--tokens={sizes.NORMAL_TOKENS}"),
+    "normal": (f"--num-sms={sizes.NORMAL_BLOCKS}", f"--tokens={sizes.NORMAL_TOKENS}"),
 }
 _ITERATIONS = "--iterations=15"
 

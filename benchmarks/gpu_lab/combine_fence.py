@@ -74,7 +74,7 @@ def serve(group: Any) -> None:
         rows, _, _, _, handle, _ = buffer.dispatch(
             x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert
         )
-        config = deep_ep.Config(num_sms=min(16, buffer._engine.device.max_blocks))
+        config = deep_ep.Config(num_sms=min(sizes.NORMAL_BLOCKS, buffer._engine.device.max_blocks))
 
         def combine() -> torch.Tensor:
             return buffer.combine(rows, handle, config=config)[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gpu_lab.sizes import HIDDEN, LOW_LATENCY_TOKENS, NORMAL_TOKENS, RANKS, SHAPE
+from benchmarks.gpu_lab import sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_SECONDS = 40
@@ -20,12 +20,22 @@ JSON = "{json}"
 
 PYTHON = sys.executable
 _DEEP_EP = (PYTHON, "-m", "deep_ep_py")
-_BENCH = (*_DEEP_EP, "bench", "--device=cuda", "--no-plot", f"--json={JSON}", *SHAPE)
+_BENCH = (*_DEEP_EP, "bench", "--device=cuda", "--no-plot", f"--json={JSON}", *sizes.SHAPE)
+# A dry run: if the rates were kept, Buffers on such a GPU would choose their numbers of blocks by them.
+_RATES = (
+    *(*_DEEP_EP, "rates", "--dry-run", f"--json={JSON}", f"--tokens={sizes.NORMAL_TOKENS}"),
+    *(f"--hidden={sizes.HIDDEN}", "--iterations=5"),
+)
 # A kernel that never ends must not take the time of all tests.
 _PYTEST = (PYTHON, "-m", "pytest", "-rs", "--durations=5", "--timeout=20", "--timeout-method=signal", "-o", "addopts=")
 _GPU = "tests/gpu"
-_LOW_LATENCY = ("--mode=low-latency", "--dtype=fp8", f"--tokens={LOW_LATENCY_TOKENS}")
-_NORMAL = ("--num-sms=16", f"--tokens={NORMAL_TOKENS}")
+_LOW_LATENCY = (
+    *("--mode=low-latency", "--dtype=fp8"),
+    f"--tokens={sizes.LOW_LATENCY_TOKENS}",
+    f"--iterations={sizes.LOW_LATENCY_ITERATIONS}",
+)
+_NORMAL = (f"--tokens={sizes.NORMAL_TOKENS}", f"--iterations={sizes.NORMAL_ITERATIONS}")
+_SHARED = f"--num-sms={sizes.NORMAL_BLOCKS}"
 # Cases from tests/support/cases.py, and those of low-latency mode from low_latency_gpu.py there.
 WATCHED = {
     "normal": ("one_rank_alone", "two_ranks", "uniform"),
@@ -119,7 +129,7 @@ def _foundations(gpus: int) -> Iterator[Experiment]:
     yield Experiment(
         "kernels",
         "Do the benchmarks' kernels compile for this GPU? They then lie in the cache for what follows.",
-        program("kernels", f"--ranks={gpus if gpus > 1 else RANKS}", f"--json={JSON}"),
+        program("kernels", f"--ranks={gpus if gpus > 1 else sizes.RANKS}", f"--json={JSON}"),
         20,
         "all",
     )
@@ -154,7 +164,7 @@ def _on_several_gpus(gpus: int) -> Iterator[Experiment]:
     yield Experiment(
         "links_low_latency_benchmark",
         "How long do low-latency calls take over the links?",
-        _per_gpu(gpus, *_BENCH[1:], "--iterations=30", *_LOW_LATENCY),
+        _per_gpu(gpus, *_BENCH[1:], *_LOW_LATENCY),
         30,
         "several",
         gpus=2,
@@ -162,7 +172,7 @@ def _on_several_gpus(gpus: int) -> Iterator[Experiment]:
     yield Experiment(
         "links_normal_benchmark",
         "How long do calls of normal mode take over the links?",
-        _per_gpu(gpus, *_BENCH[1:], "--iterations=20", "--num-sms=24", f"--tokens={NORMAL_TOKENS}"),
+        _per_gpu(gpus, *_BENCH[1:], f"--num-sms={sizes.BLOCKS_PER_GPU}", *_NORMAL),
         40,
         "several",
         gpus=2,
@@ -170,8 +180,7 @@ def _on_several_gpus(gpus: int) -> Iterator[Experiment]:
     yield Experiment(
         "links_rates",
         "How much do 1, 2, 4, ... blocks move over the links?",
-        # A dry run: if the rates were kept, Buffers on such a GPU would choose their numbers of blocks by them.
-        _per_gpu(gpus, *_DEEP_EP[1:], "rates", "--dry-run", f"--json={JSON}"),
+        _per_gpu(gpus, *_RATES[1:]),
         30,
         "several",
         gpus=2,
@@ -238,15 +247,16 @@ def _probes() -> Iterator[Experiment]:
 
 
 def _benchmarks() -> Iterator[Experiment]:
+    normal, copied, pushed = (_SHARED, *_NORMAL), {"DEEP_EP_COPIES": "vector"}, {"DEEP_EP_COMBINE": "push"}
     for name, question, options, environment, seconds, default in (
-        ("low_latency_benchmark", "How long do low-latency calls take?", ("--iterations=30", *_LOW_LATENCY), {}, 18, "one"),
-        ("normal_benchmark", "How long do calls of normal mode take?", ("--iterations=20", *_NORMAL), {}, 20, "one"),
-        ("fp8_benchmark", "The same with FP8 rows.", ("--iterations=20", "--dtype=fp8", *_NORMAL), {}, 40, "none"),
-        ("small_benchmark", "The same with few tokens.", ("--num-sms=16", "--tokens=128,1024"), {}, 40, "none"),
-        ("vector_benchmark", "The same without bulk copies.", _NORMAL, {"DEEP_EP_COPIES": "vector"}, 40, "none"),
-        ("pushed_combine", "The same if combine sends rows in chunks.", _NORMAL, {"DEEP_EP_COMBINE": "push"}, 40, "none"),
-    ):  # fmt: skip
-        command = (*_BENCH, f"--ranks={RANKS}", *options)
+        ("low_latency_benchmark", "How long do low-latency calls take?", _LOW_LATENCY, {}, 18, "one"),
+        ("normal_benchmark", "How long do calls of normal mode take?", normal, {}, 20, "one"),
+        ("fp8_benchmark", "The same with FP8 rows.", (*normal, "--dtype=fp8"), {}, 40, "none"),
+        ("small_benchmark", "The same with few tokens.", (_SHARED, "--tokens=128,1024"), {}, 40, "none"),
+        ("vector_benchmark", "The same without bulk copies.", normal, copied, 40, "none"),
+        ("pushed_combine", "The same if combine sends rows in chunks.", normal, pushed, 40, "none"),
+    ):
+        command = (*_BENCH, f"--ranks={sizes.RANKS}", *options)
         yield Experiment(name, question, command, seconds, default, environment, shares=True)
 
 
@@ -261,12 +271,11 @@ def _by_name() -> Iterator[Experiment]:
         ("elastic_tests", "All tests of ElasticBuffer and redundant experts.", (f"{_GPU}/test_elastic.py", ELASTIC[-1])),
     ):
         yield Experiment(name, question, (*_PYTEST, *tests), LONGEST_SECONDS, shares=True)
-    compile_all = (*_DEEP_EP, "compile", "--all", f"--hidden={HIDDEN}", f"--json={JSON}")
+    compile_all = (*_DEEP_EP, "compile", "--all", f"--hidden={sizes.HIDDEN}", f"--json={JSON}")
     yield Experiment("all_kernels", "Do all kernels compile, without spills?", compile_all, LONGEST_SECONDS)
     posting = (*_DEEP_EP, "bench-posting", f"--json={JSON}")
     yield Experiment("posting", "What does it cost a kernel to post work requests?", posting, 30)
-    rates = (*_DEEP_EP, "rates", "--dry-run", f"--json={JSON}")
-    yield Experiment("rates", "How much do 1, 2, 4, ... blocks of a rank alone move?", rates, LONGEST_SECONDS)
+    yield Experiment("rates", "How much do 1, 2, 4, ... blocks of a rank alone move?", _RATES, LONGEST_SECONDS)
     yield from _watched()
 
 

@@ -34,7 +34,7 @@ def main(json_file: Path | None) -> None:
     stream, current = torch.cuda.ExternalStream(launcher.stream), torch.cuda.current_stream()
     pieces = size // _LARGEST // 16
     arguments = probe.words(source.data_ptr(), target.data_ptr(), pieces)
-    blocks, gate = 4 * context.multiprocessors, probe.Gate()
+    blocks, gate = 2 * context.multiprocessors, probe.Gate()
 
     def spread() -> None:
         kernel.launch(launcher.stream, blocks, 512, arguments)

@@ -143,7 +143,7 @@ class Gate:
             opened = torch.cuda.Event(enable_timing=True)
             with torch.cuda.stream(self._stream):
                 torch.cuda._sleep(int(self._milliseconds * _CYCLES_PER_MS))
-                opened.record(self._stream)
+                opened.record()
             for stream in streams:
                 stream.wait_event(opened)
             queue()

@@ -25,6 +25,7 @@ class Stream:
     idle_at = 0.0
 
     def wait_event(self, event: Event) -> None: ...
+    def wait_stream(self, stream: Stream) -> None: ...
     def synchronize(self) -> None: ...
 
 
@@ -79,10 +80,11 @@ def install(uuids: list[str], replace: Callable[[Any, str, Any], None] = setattr
         "set_device": set_device,
         "current_device": lambda: current[0],
         "get_device_properties": get_device_properties,
-        "current_stream": lambda: _current,
+        "current_stream": lambda device=None: _current,
         "stream": lambda stream: nullcontext(),
         "synchronize": lambda: None,
         "Stream": Stream,
+        "ExternalStream": lambda handle, device=None: Stream(),
         "Event": Event,
         "_sleep": _sleep,
         "CUDAGraph": pretend_gpu.Graph,
