@@ -6,9 +6,9 @@ ARGS ?=
 PY := $(VENV)/bin/python
 SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
-FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
+FORMATTED := $(shell find benchmarks csrc tests/native -name '*.cu' -o -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv runtime clang build wheel demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report docs docs-pictures clean
+.PHONY: help venv runtime clang build wheel demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-lab compile-report docs docs-pictures clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -77,8 +77,8 @@ bench: venv ## dispatch and combine against memcpy and gloo: a table, a plot, JS
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py bench $(ARGS)
 
-gpu-check: ## on a machine with a GPU, with the packages of its python3: build, test, check, time, report
-	@$(PYTHON) scripts/gpu_check.py $(ARGS)
+gpu-lab: ## on a machine with a GPU, with the packages of its python3: experiments by worth, 5 minutes, a report
+	@$(PYTHON) -m benchmarks.gpu_lab $(ARGS)
 
 compile-report: venv ## registers, shared memory and spills of every kernel, from NVRTC
 	$(PY) -m deep_ep_py compile --all --fresh --arch sm_90a $(ARGS)

@@ -141,9 +141,9 @@ def lint() -> Result:
     """Run the style and type checks."""
     heading("lint")
     result = Result("lint")
-    folders = (ROOT / "csrc", ROOT / "tests" / "native")
+    folders = (ROOT / "benchmarks", ROOT / "csrc", ROOT / "tests" / "native")
     native = sorted(
-        str(path.relative_to(ROOT)) for f in folders for path in f.rglob("*.*") if path.suffix in (".h", ".cpp")
+        str(path.relative_to(ROOT)) for f in folders for path in f.rglob("*.*") if path.suffix in (".cu", ".h", ".cpp")
     )
     clang_format = [sys.executable, "-c", "import clang_format; clang_format.clang_format()"]
     result.check("ruff format", [sys.executable, "-m", "ruff", "format", "--check", "--quiet", "--diff", "."])

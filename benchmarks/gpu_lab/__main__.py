@@ -57,14 +57,15 @@ def chosen_of(known: list[Experiment], only: tuple[str, ...], gpus: int) -> list
 
 
 def run_all(runner: Runner, chosen: list[Experiment], again: set[str], keep_report: Any) -> None:
-    """Run what has no result yet, or is to be run again; stop if the extension cannot be built."""
+    """Run what has no result yet, or is to be run again; stop if an extension cannot be built."""
     for experiment in chosen:
         kept = runner.kept(experiment.name)
         # A build takes a second where there is nothing to do, and the folder may have come from another machine.
-        if kept is None or experiment.name in again or experiment.name == "build":
+        builds = experiment.name == "build" or experiment.name.endswith("_build")
+        if kept is None or experiment.name in again or builds:
             kept = runner.run(experiment)
             keep_report()
-        if experiment.name == "build" and kept["result"] != PASSED:
+        if builds and kept["result"] != PASSED:
             return
 
 

@@ -61,7 +61,13 @@ class AbortWord:
         return [
             Word("pinned", "store", there, lambda: pinned.load(_WORD), lambda value: pinned.store(_WORD, value)),
             Word("pinned", "exchange", there, lambda: pinned.load(_WORD), exchange),
-            Word("GPU", "copy", address, lambda: memory.load_word(address), lambda one: memory.store_words([address], one)),
+            Word(
+                "GPU",
+                "copy",
+                address,
+                lambda: memory.load_word(address),
+                lambda one: memory.store_words([address], one),
+            ),
         ]
 
     def run(self, word: Word, exchanges: bool) -> list[Any]:

@@ -121,7 +121,9 @@ def main(folder: Path, build: bool, mode: str, number: int, gpus: int, json_file
         return
     figures = compare(folder, mode, number, gpus)
     for one in figures["pair"]["ratios"]:
-        print(f"{one['call']} {one['kernel']}: {one['ours_ms']:.4g} ms, others {one['others_ms']:.4g}, {one['ratio']:.3f}")
+        print(
+            f"{one['call']} {one['kernel']}: {one['ours_ms']:.4g} ms, others {one['others_ms']:.4g}, {one['ratio']:.3f}"
+        )
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=2) + "\n")
     if not figures["verified"]:

@@ -14,9 +14,10 @@ from deep_ep_py.core.options import OutputFile
 from deep_ep_py.testing import run_ranks
 
 BOUNDARY = (
-    "Microseconds of the kernel of a low-latency dispatch of one rank alone, which waits for no other, by events around "
-    "its launch; the median of 20. Before it on the same stream runs the same kernel, an empty one, or one whose code "
-    "of 288 KB displaces the dispatch's from the caches of instructions; each with a block on every multiprocessor."
+    "Microseconds of the kernel of a low-latency dispatch of one rank alone, which waits for no other, by events "
+    "around its launch; the median of 20. Before it on the same stream runs the same kernel, an empty one, or one "
+    "whose code of 288 KB displaces the dispatch's from the caches of instructions; each of the latter two with a "
+    "block on every multiprocessor."
 )
 TIMES = 20
 _THREADS = 512

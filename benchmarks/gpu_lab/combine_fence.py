@@ -27,9 +27,9 @@ BEFORE = "bulk::fence_proxy();  // the piece just read is overwritten through th
 AFTER = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // it orders shared memory alone'
 BOUNDARY = (
     "Combine of the received tensor in normal mode, by 8 ranks with 16 blocks each that share the GPU: all of the call "
-    "by events, from the first rank's start to the last rank's end; and its kernel alone, the slowest rank's. A process "
-    "with the sources as they are and one with the change wait for their turns; a turn is 5 calls for each figure. "
-    "ratio: the median of the turns' ratios, with over without the change; above 1 the change is faster."
+    "by events, from the first rank's start to the last rank's end; and its kernel alone, the slowest rank's. A "
+    "process with the sources as they are and one with the change wait for their turns; a turn is 5 calls for each "
+    "figure. ratio: the median of the turns' ratios, with over without the change; above 1 the change is faster."
 )
 KERNEL = "combine"
 _CALLS = 5
@@ -152,7 +152,11 @@ def as_figures(turns: list[list[dict[str, Any]]]) -> dict[str, Any]:
         rows.append([name, *medians, statistics.median(ratios), f"{min(ratios):.3f} to {max(ratios):.3f}", len(turns)])
     same = all(without["bits"] == changed["bits"] for without, changed in turns)
     columns = ["figure", "ms without", "ms with the change", "ratio", "range", "turns"]
-    table = {"title": f"Combine; its results are {'the same' if same else 'NOT the same'}", "columns": columns, "rows": rows}
+    table = {
+        "title": f"Combine; its results are {'the same' if same else 'NOT the same'}",
+        "columns": columns,
+        "rows": rows,
+    }
     return {"boundary": BOUNDARY, "tables": [table], "same_bits": same}
 
 

@@ -268,7 +268,11 @@ def _by_name() -> Iterator[Experiment]:
         ("normal_nodes", "The same between nodes.", (gpu, "-k", "nodes or link")),
         ("normal_rest", "The other tests of normal mode.", (gpu, "-k", "not test_case and not link")),
         ("low_latency_tests", "The tests of low-latency mode.", (low_latency,)),
-        ("elastic_tests", "All tests of ElasticBuffer and redundant experts.", (f"{_GPU}/test_elastic.py", ELASTIC[-1])),
+        (
+            "elastic_tests",
+            "All tests of ElasticBuffer and redundant experts.",
+            (f"{_GPU}/test_elastic.py", ELASTIC[-1]),
+        ),
     ):
         yield Experiment(name, question, (*_PYTEST, *tests), LONGEST_SECONDS, shares=True)
     compile_all = (*_DEEP_EP, "compile", "--all", f"--hidden={sizes.HIDDEN}", f"--json={JSON}")

@@ -12,7 +12,7 @@ using deep_ep::u32;
 using deep_ep::u64;
 namespace bulk = deep_ep::device::bulk;
 
-constexpr u32 kTimes = 64;          // each operation is timed so often
+constexpr u32 kTimes = 64;           // each operation is timed so often
 constexpr u64 kSpread = 1ull << 30;  // bytes of memory that the operations are spread over
 
 struct Args {
@@ -82,7 +82,9 @@ struct AtomOnGenericAddress {
     }
 };
 struct RedOnGlobalAddress {
-    static __device__ void add(char* word) { asm volatile("red.relaxed.sys.global.add.u64 [%0], 1;" ::"l"(word) : "memory"); }
+    static __device__ void add(char* word) {
+        asm volatile("red.relaxed.sys.global.add.u64 [%0], 1;" ::"l"(word) : "memory");
+    }
 };
 
 template <class Addition>

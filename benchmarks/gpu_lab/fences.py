@@ -49,7 +49,9 @@ class Bench:
         self.target = torch.empty_like(self.source)
         self.cycles = probe.Results(self.context, 2)
 
-    def run(self, expression: str, blocks: int, warps: int, amount: int, shared: int = 0, load: bool = False) -> list[int]:
+    def run(
+        self, expression: str, blocks: int, warps: int, amount: int, shared: int = 0, load: bool = False
+    ) -> list[int]:
         """Run a kernel of fences.cu, and return the words that it has written."""
         name = f"gpu_lab::{expression}"
         if not self.launcher.loaded(name, probe.NO_SHAPE):

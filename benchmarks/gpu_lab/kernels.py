@@ -1,5 +1,6 @@
 """Compiles the benchmarks' kernels for this GPU, on all cores: one after the other, as a benchmark would at its first
-call, they would take most of its time."""
+call, they would take most of its time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from benchmarks.gpu_lab import probe, sizes
 from deep_ep_py.core.native import C
 from deep_ep_py.core.options import OutputFile
 from deep_ep_py.device.cuda import bulk_copies
-from deep_ep_py.jit import KERNELS, KernelCache, Kernel, Shape
+from deep_ep_py.jit import KERNELS, Kernel, KernelCache, Shape
 
 ROW_BYTES = 2 * sizes.HIDDEN
 BOTH_MODES = ("notify", "dispatch", "notify_cached", "combine", "low_latency_dispatch", "low_latency_combine")
@@ -32,7 +33,9 @@ def wanted(ranks: int, bulk: bool) -> list[tuple[Kernel, Shape]]:
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(1), default=sizes.RANKS, show_default=True, help="Ranks of the benchmarks.")
+@click.option(
+    "--ranks", type=click.IntRange(1), default=sizes.RANKS, show_default=True, help="Ranks of the benchmarks."
+)
 @click.option("--json", "json_file", type=OutputFile(), help="Write the figures here.")
 def main(ranks: int, json_file: Path | None) -> None:
     """Fill the cache of kernels."""

@@ -75,7 +75,9 @@ def describe() -> Machine | None:
 
 def identify(folder: Path) -> str:
     """Name the sources in a folder."""
-    commit = _output(["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]) if (folder / ".git").exists() else None
+    commit = (
+        _output(["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]) if (folder / ".git").exists() else None
+    )
     if commit is None:
         return f"files {hash_of(folder)}"
     changed = _output(["git", "-C", str(folder), "status", "--porcelain"])

@@ -42,7 +42,11 @@ def main(json_file: Path | None) -> None:
     measured = [
         ("fill", size, probe.median_of(TIMES, lambda: gate.time([current], target.zero_))),
         ("copy", 2 * size, probe.median_of(TIMES, lambda: gate.time([current], lambda: target.copy_(source)))),
-        ("3 read, 16 written", pieces * 16 * (3 + 16) // 3, probe.median_of(TIMES, lambda: gate.time([stream], spread))),
+        (
+            "3 read, 16 written",
+            pieces * 16 * (3 + 16) // 3,
+            probe.median_of(TIMES, lambda: gate.time([stream], spread)),
+        ),
     ]
     rates = {name: moved / milliseconds / 1e6 for name, moved, milliseconds in measured}
     rows = [[name, rate, rate / rates["copy"]] for name, rate in rates.items()]

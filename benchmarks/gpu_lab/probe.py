@@ -117,7 +117,9 @@ class BareKernel:
         """Launch it on a stream."""
         attribute = _Attribute(_COOPERATIVE)
         attribute.value[0] = int(cooperative)
-        config = _Config((blocks, 1, 1), (threads, 1, 1), shared_bytes, stream, ctypes.pointer(attribute), int(cooperative))
+        config = _Config(
+            (blocks, 1, 1), (threads, 1, 1), shared_bytes, stream, ctypes.pointer(attribute), int(cooperative)
+        )
         held = ctypes.create_string_buffer(arguments, len(arguments))
         parameters = (ctypes.c_void_p * 1)(ctypes.cast(held, ctypes.c_void_p))
         with self._context.current():

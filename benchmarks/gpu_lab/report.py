@@ -73,7 +73,7 @@ def _markdown(machine: Machine, results: list[Result], not_run: list[str], pairs
     yield from _table(["experiment", "result", "seconds", "question", "last line or reason"], rows)
     if pairs:
         yield from ("", "## Beside the other sources", "")
-        yield "Time of the other sources over ours: above 1 ours is faster. The median of the pairs' ratios, and their range."
+        yield "Time of the other sources over ours, above 1 ours is faster: the median of all pairs, and the range."
         yield ""
         yield from _table(
             ["benchmark", "call", "kernel", "ratio", "range", "pairs"],
@@ -113,7 +113,10 @@ def _tables(figures: dict[str, Any]) -> Iterator[tuple[str, list[str], Rows]]:
     elif "sizes" in figures and "config" in figures:
         yield from _benchmark(figures)
     elif "points" in figures:
-        rows = [[str(point["blocks"]), _text(1e6 * point["seconds"]), _text(point["gb_per_s"])] for point in figures["points"]]
+        rows = [
+            [str(point["blocks"]), _text(1e6 * point["seconds"]), _text(point["gb_per_s"])]
+            for point in figures["points"]
+        ]
         yield "", ["blocks", "us", "GB/s"], rows
     else:
         plain = {name: value for name, value in figures.items() if isinstance(value, (str, int, float, list, dict))}

@@ -1,5 +1,6 @@
 """What a call costs besides its kernels: the waits between the caller's stream and the library's, and the event that
-follows each launch. The kernel is empty."""
+follows each launch. The kernel is empty.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ namespace deep_ep::fabric::peer {
 DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word, u64 amount = wire::kUnit) {
     // The word has one writer: this rank. It is an add and not a store, so that no thread must remember the total. Over
     // NVLink it is native (paths between GPUs where it is not are refused). In pinned host memory, where heaps are next
-    // to a proxy, only one GPU adds to it, atomically among its threads: `gpu-check` tests this as `pinned_atomics`.
+    // to a proxy, only one GPU adds to it, atomically among its threads: `gpu-lab` tests this as `pinned_atomics`.
     device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), amount);
 }
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 ENTRIES = {
     "rates": ["-m", "deep_ep_py", "rates", "--dry-run"],
     "pytest": ["-m", "pytest", "-q", "tests/gpu/test_gpu.py"],
-    "gpu_check": ["scripts/gpu_check.py", "--only=posting"],
+    "gpu_lab": ["-m", "benchmarks.gpu_lab", "--only=posting"],
 }
 
 
@@ -50,7 +50,7 @@ def test_every_entry_asks_for_queues_before_cuda_is_used(driver: Path, workers: 
         log = tmp_path / entry
         variables = {"PATH": f"{tools}:{os.environ['PATH']}"}
         environment = environment_of(driver, log, workers / "torch_with_cuda", **variables)
-        arguments = [*ENTRIES[entry], *([f"--out={tmp_path / 'out'}"] if entry == "gpu_check" else [])]
+        arguments = [*ENTRIES[entry], *([f"--out={tmp_path / 'out'}"] if entry == "gpu_lab" else [])]
         done = subprocess.run(
             [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
         )

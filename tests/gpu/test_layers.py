@@ -77,7 +77,9 @@ def test_an_expanded_layer_and_its_backward(dtype: torch.dtype) -> None:
             assert len(ours) == len(alone) == 5
             for number, (mine, wanted) in enumerate(zip(ours, alone)):
                 # Rows are rounded to BF16 on the way, and so are the weights and all products if the experts are BF16.
-                assert (mine - wanted).abs().max() <= (0.02 if dtype == torch.float32 else 0.06) * wanted.abs().max(), number
+                assert (mine - wanted).abs().max() <= (0.02 if dtype == torch.float32 else 0.06) * wanted.abs().max(), (
+                    number
+                )
         buffer.destroy()
 
     run_ranks(1, on_each_rank, device="cuda")

@@ -26,7 +26,7 @@ from low_latency import (
 
 BLOCKS = (1, 2, 5)
 TIMEOUT = 10.0
-"""Seconds: a step of `make gpu-check` has time for several kernels that wait until they time out."""
+"""Seconds: an experiment of `make gpu-lab` has time for several kernels that wait until they time out."""
 ARENA_BYTES = 32 << 20
 """torch's allocator asks for 20 MiB at once for a view of one or more."""
 CASES = (

@@ -1,12 +1,13 @@
 """Runs `python -m benchmarks.gpu_lab` over the stand-in for the driver, on as many GPUs as the first argument says.
 
 Each experiment is a fork of this process, which has imported all they need and started no thread, instead of a new
-interpreter that would take seconds to import torch; so is each rank of torchrun. Nothing is built. The library's kernels
-run, on small sizes; those of the probes do nothing. The canary, which needs a process of its own, gets one.
+interpreter that would take seconds to import torch; so is each rank of torchrun. Nothing is built. The library's
+kernels run, on small sizes; those of the probes do nothing.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import signal
@@ -24,18 +25,14 @@ import pytest
 import torch
 from bench_on_threads import CpuTimer, measure_copy
 
-import gpu_ranks  # noqa: F401 - for what is forked
 import harness
-import low_latency_gpu  # noqa: F401 - for what is forked
 import pretend_gpu
 import pretend_torch_cuda
 from benchmarks.gpu_lab import sizes
-from deep_ep_py.bench import cli as bench_cli  # noqa: F401 - for what is forked
-from deep_ep_py.bench import gpu_timing
+from deep_ep_py.bench import gpu_timing, rates
 from deep_ep_py.cli import canary as cli_canary
-from deep_ep_py.device.canary import observe
+from deep_ep_py.device import canary
 from deep_ep_py.jit import CompiledKernel, Resources
-from places import WORKERS
 
 sizes.RANKS, sizes.HIDDEN, sizes.TOPK, sizes.EXPERTS = 4, 128, 4, 16
 sizes.NORMAL_TOKENS, sizes.LOW_LATENCY_TOKENS = 64, 16
@@ -43,10 +40,19 @@ sizes.NORMAL_BLOCKS, sizes.BLOCKS_PER_GPU = 2, 2
 sizes.NORMAL_ITERATIONS, sizes.LOW_LATENCY_ITERATIONS = 2, 2
 sizes.SHAPE = (f"--hidden={sizes.HIDDEN}", f"--topk={sizes.TOPK}", f"--experts={sizes.EXPERTS}")
 
-from benchmarks.gpu_lab import combine_fence, experiments, kill_and_recover, probe, runner  # noqa: E402
+from benchmarks.gpu_lab import abort_word, combine_fence, experiments, kill_and_recover, probe, runner  # noqa: E402
 from benchmarks.gpu_lab.__main__ import main as lab  # noqa: E402
 
+# What the forks would import otherwise, each for itself.
+for name in (
+    *("_pytest.assertion.rewrite", "hypothesis", "interpreted", "native_programs", "nvshmem_runs"),
+    *("decode", "elastic", "fp8", "gpu_ranks", "graphs", "low_latency_gpu", "deep_ep_py.bench.cli"),
+    *("deep_ep_py.examples.train_model", "deep_ep_py.moe", "deep_ep_py.ops", "pytest_timeout", "torch._dynamo"),
+):
+    importlib.import_module(name)
+
 GPUS = int(sys.argv[1])
+RATES_ITERATIONS = 5
 PATIENCE = 8
 """Limits are for GPUs: here kernels run on a CPU that others use too."""
 
@@ -54,7 +60,9 @@ PATIENCE = 8
 class Forked:
     """A child that runs a function, with the part of `subprocess.Popen` that experiments use."""
 
-    def __init__(self, body: Callable[[], Any], environment: dict[str, str], log: Any = None, leads: bool = False) -> None:
+    def __init__(
+        self, body: Callable[[], Any], environment: dict[str, str], log: Any = None, leads: bool = False
+    ) -> None:
         (here_out, there_in), (there_out, here_in) = (os.pipe(), os.pipe()) if log is None else ((0, 0), (0, 0))
         sys.stdout.flush()
         sys.stderr.flush()
@@ -83,6 +91,7 @@ class Forked:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(environment)
+        torch.set_num_threads(1)  # makes torch's pool of threads anew, which two threads of ranks must not do at once
         code = 1
         try:
             code = int(body() or 0)
@@ -120,18 +129,45 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class RatesTimer:
+    """A replacement for EventTimer with fabricated times: calls of many tokens take longer than those of a single one,
+    which come first."""
+
+    def __init__(self) -> None:
+        RatesTimer.calls += 1
+
+    calls = 0
+
+    def time(self, launch: Callable[[], Any], stream: Any, align: Callable[[], Any]) -> tuple[Any, float]:
+        del stream
+        align()
+        return launch(), 0.01 if RatesTimer.calls <= rates._WARMUP + RATES_ITERATIONS else 1.0
+
+
 def pretend() -> None:
     """Have GPUs, whose kernels are the library's."""
     pretend_torch_cuda.install([f"GPU-{index}" for index in range(GPUS)])
     pretend_gpu.install(compile_kernels=False)
     pretend_gpu.PretendGpu.comm_stream = None
     gpu_timing.GpuTimer, gpu_timing.measure_copy = CpuTimer, measure_copy
+    rates.EventTimer = RatesTimer  # type: ignore[assignment, misc]
     harness.Trial.on = lambda self, device: self  # type: ignore[method-assign, assignment]
+    probe.large_bytes = lambda: 1 << 20
+    abort_word.SECONDS = 0.05
     probe.gpu = lambda: torch.device("cpu", 0)
     probe.compiled = compiled_by_nobody
     combine_fence.start_server = start_server
     kill_and_recover.start_rank = start_rank
-    cli_canary.observe = lambda: observe([sys.executable, str(WORKERS / "canary_on_double.py")])
+    cli_canary.observe = look_here
+
+
+def look_here() -> dict[str, Any]:
+    """Probe the GPU, in this process."""
+    canary._TIMEOUT_NS *= 4
+    found: dict[str, Any] = {"errors": []}
+    for finding in canary.look():
+        found.update(finding)
+    return found
 
 
 def compiled_by_nobody(source: str, expression: str, context: Any) -> CompiledKernel:
@@ -159,7 +195,7 @@ def run(command: list[str]) -> Any:
     if module == "pytest":
         return pytest.main([*arguments, "-p", "no:cacheprovider", "-q"])
     if module.startswith("benchmarks.gpu_lab."):
-        return sys.modules.get(module, __import__(module, fromlist=["main"])).main(arguments)
+        return importlib.import_module(module).main(arguments)
     sys.argv = words[1:]
     return runpy.run_module(module, run_name="__main__", alter_sys=True) and 0
 
