@@ -90,10 +90,9 @@ def main(only: tuple[str, ...], fresh: bool, against: Path | None, out: Path) ->
     machine = describe()
     if machine is None:
         raise click.ClickException("there is no GPU here, or no nvidia-smi to say so")
-    known = experiments(machine.gpus)
-    if against is not None:
-        known = [*(one for one in known if one.name in FIRST), *pairs_with(against.resolve(), machine.gpus)]
-    chosen = known if against is not None and not only else chosen_of(known, only, machine.gpus)
+    pairs = [] if against is None else pairs_with(against.resolve(), machine.gpus)
+    known = [*experiments(machine.gpus), *pairs]
+    chosen = chosen_of(known, only or tuple(one.name for one in pairs), machine.gpus)
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     console.print(machine)

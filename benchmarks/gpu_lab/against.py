@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from benchmarks.gpu_lab import sizes
-from benchmarks.gpu_lab.experiments import JSON, LONGEST_SECONDS, PYTHON, ROOT, Experiment, program
+from benchmarks.gpu_lab.experiments import JSON, LONGEST_SECONDS, PYTHON, ROOT, Experiment, program, ranks_on
 from benchmarks.gpu_lab.machine import hash_of, identify
 
 PAIRS = 3
@@ -50,7 +50,7 @@ def run_benchmark(folder: Path, options: list[str], gpus: int) -> dict[str, Any]
     """Run the benchmark of the sources in a folder, and return its report."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "report.json"
-        per_gpu = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+        per_gpu = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks_on(gpus)}"]
         start = [PYTHON, *(per_gpu if gpus > 1 else []), "-m", "deep_ep_py", "bench", "--device=cuda", "--no-plot"]
         ranks = [] if gpus > 1 else [f"--ranks={sizes.RANKS}"]
         command = [*start, *ranks, *sizes.SHAPE, *options, f"--json={file}"]

@@ -79,24 +79,21 @@ def serve(group: Any) -> None:
         def combine() -> torch.Tensor:
             return buffer.combine(rows, handle, config=config)[0]
 
-        combined = combine()
+        combined, calls, number = combine(), gpu_timing.GpuTimer(ranks), 0
         while ranks.all_gather(sys.stdin.readline() if ranks.rank == 0 else None)[0]:
-            calls, kernels = gpu_timing.GpuTimer(ranks), KernelTimes(buffer, ranks)
+            number, kernels = number + 1, KernelTimes(buffer, ranks)
             calls.recording = True
             for _ in range(_CALLS):
-                combined = calls.time("combine", combine)
-            alone = gpu_timing.GpuTimer(ranks)
+                combined = calls.time(f"turn {number}", combine)
+            calls.recording = False
             for _ in range(_CALLS):
-                alone.time("combine", kernels.observe(combine))
+                calls.time("kernels", kernels.observe(combine))
                 kernels.keep("combine")
+            kernel_ms = kernels.series()["combine"][KERNEL]["ms"]["median"]
+            call_ms = statistics.median(calls.series()[f"turn {number}"])
             bits = ranks.all_gather(int(combined.view(torch.int16).long().sum()))
             if ranks.rank == 0:
-                times = kernels.series()["combine"][KERNEL]
-                call = statistics.median(calls.series()["combine"])
-                print(json.dumps({"call_ms": call, "kernel_ms": times["ms"]["median"], "bits": bits}), flush=True)
-            else:
-                kernels.series()
-                calls.series()
+                print(json.dumps({"call_ms": call_ms, "kernel_ms": kernel_ms, "bits": bits}), flush=True)
 
 
 def start_server(folder: Path) -> Any:

@@ -51,7 +51,6 @@ FAILED_BEFORE = (
 )
 """The tests that failed in the first run on a GPU (results/2026-11-26_h200_gpu_check.md)."""
 ELASTIC = (
-    f"{_GPU}/test_elastic.py::test_case[two_ranks]",
     f"{_GPU}/test_elastic.py::test_case[uniform]",
     f"{_GPU}/test_elastic.py::test_events_and_streams",
     f"{_GPU}/test_elastic.py::test_a_graph_without_a_host_wait",
@@ -102,7 +101,7 @@ class Experiment:
 
 def experiments(gpus: int) -> list[Experiment]:
     """Return all experiments for a machine with so many GPUs: the default list first, in the order of worth."""
-    found = [*_foundations(gpus), *_on_several_gpus(gpus), *_never_run(), *_probes(), *_benchmarks(), *_by_name()]
+    found = [*_foundations(), *_on_several_gpus(gpus), *_never_run(), *_probes(), *_benchmarks(), *_by_name()]
     return sorted(found, key=lambda one: not one.in_default_list(gpus))
 
 
@@ -112,24 +111,21 @@ def program(name: str, *options: str) -> tuple[str, ...]:
 
 
 def _per_gpu(gpus: int, *arguments: str) -> tuple[str, ...]:
-    """Return the command that runs a Python program once for each GPU."""
-    return (PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={max(2, gpus)}", *arguments)
+    """Return the command that runs a Python program as a process per GPU."""
+    return (PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks_on(gpus)}", *arguments)
 
 
-def _foundations(gpus: int) -> Iterator[Experiment]:
-    build = (PYTHON, "setup.py", "--quiet", "build_ext", "--inplace")
-    yield Experiment("build", "Does the extension compile here?", build, 40, "all")
+def ranks_on(gpus: int) -> int:
+    """Return how many ranks with a GPU each a machine runs, among which experts are divided evenly; at least 2."""
+    return max(ranks for ranks in (2, 4, 8) if ranks <= max(2, gpus))
+
+
+def _foundations() -> Iterator[Experiment]:
+    yield Experiment("build", "Does the extension compile here?", program("build"), 40, "all")
     yield Experiment(
         "canary",
         "What do this GPU and its driver do that is not documented, and which kind of launch lets ranks share the GPU?",
         (*_DEEP_EP, "canary", f"--json={JSON}"),
-        15,
-        "all",
-    )
-    yield Experiment(
-        "kernels",
-        "Do the benchmarks' kernels compile for this GPU? They then lie in the cache for what follows.",
-        program("kernels", f"--ranks={gpus if gpus > 1 else sizes.RANKS}", f"--json={JSON}"),
         20,
         "all",
     )
@@ -156,7 +152,7 @@ def _on_several_gpus(gpus: int) -> Iterator[Experiment]:
     yield Experiment(
         "links_recovery",
         "Do the ranks name a killed process, recover without it, and go on with right results?",
-        program("kill_and_recover", f"--ranks={max(2, gpus)}", f"--json={JSON}"),
+        program("kill_and_recover", f"--ranks={ranks_on(gpus)}", f"--json={JSON}"),
         30,
         "several",
         gpus=2,
@@ -192,7 +188,7 @@ def _never_run() -> Iterator[Experiment]:
         "failed_before",
         "Do the 5 tests pass that failed in the first run on a GPU?",
         (*_PYTEST, *FAILED_BEFORE),
-        25,
+        26,
         "all",
         shares=True,
     )
@@ -200,7 +196,7 @@ def _never_run() -> Iterator[Experiment]:
         "recovery",
         "Do ranks on a GPU go on after a failure, by `recover` and by `enable_shrink`?",
         (*_PYTEST, f"{_GPU}/test_recovery.py"),
-        15,
+        16,
         "one",
         shares=True,
     )
@@ -210,19 +206,18 @@ def _never_run() -> Iterator[Experiment]:
     yield Experiment(
         "layers",
         "Do MoELayer, ExpandedMoELayer and DecodeLayer work, also compiled by torch?",
-        (*_PYTEST, f"{_GPU}/test_moe.py", f"{_GPU}/test_layers.py"),
+        (*_PYTEST, f"{_GPU}/test_layers.py", f"{_GPU}/test_moe.py::test_a_layer_and_its_backward[counted]"),
         30,
         "one",
         shares=True,
     )
-    cases = ("test_case and (two_ranks or uniform)", {"DEEP_EP_COPIES": "vector"})
     yield Experiment(
         "vector_copies",
         "Are rows right that are copied by 16-byte accesses instead of bulk copies?",
-        (*_PYTEST, f"{_GPU}/test_gpu.py", "-k", f"{cases[0]} and not nodes"),
+        (*_PYTEST, f"{_GPU}/test_gpu.py::test_case[uniform]"),
         15,
         "one",
-        cases[1],
+        {"DEEP_EP_COPIES": "vector"},
         shares=True,
     )
 
@@ -239,8 +234,8 @@ def _probes() -> Iterator[Experiment]:
     yield Experiment(
         "combine_fence",
         "How much faster is combine if a ring of pieces in shared memory is fenced for shared memory alone?",
-        program("combine_fence", f"--json={JSON}", "--seconds=13"),
-        15,
+        program("combine_fence", f"--json={JSON}", "--seconds=18"),
+        20,
         "one",
         shares=True,
     )
@@ -249,8 +244,8 @@ def _probes() -> Iterator[Experiment]:
 def _benchmarks() -> Iterator[Experiment]:
     normal, copied, pushed = (_SHARED, *_NORMAL), {"DEEP_EP_COPIES": "vector"}, {"DEEP_EP_COMBINE": "push"}
     for name, question, options, environment, seconds, default in (
-        ("low_latency_benchmark", "How long do low-latency calls take?", _LOW_LATENCY, {}, 18, "one"),
-        ("normal_benchmark", "How long do calls of normal mode take?", normal, {}, 20, "one"),
+        ("low_latency_benchmark", "How long do low-latency calls take?", _LOW_LATENCY, {}, 20, "one"),
+        ("normal_benchmark", "How long do calls of normal mode take?", normal, {}, 26, "one"),
         ("fp8_benchmark", "The same with FP8 rows.", (*normal, "--dtype=fp8"), {}, 40, "none"),
         ("small_benchmark", "The same with few tokens.", (_SHARED, "--tokens=128,1024"), {}, 40, "none"),
         ("vector_benchmark", "The same without bulk copies.", normal, copied, 40, "none"),
@@ -263,16 +258,14 @@ def _benchmarks() -> Iterator[Experiment]:
 def _by_name() -> Iterator[Experiment]:
     """Yield what does not fit the default list."""
     gpu, low_latency = f"{_GPU}/test_gpu.py", f"{_GPU}/test_low_latency.py"
+    elastic = (f"{_GPU}/test_elastic.py", f"{_GPU}/test_eplb.py")
     for name, question, tests in (
         ("normal_cases", "Is every row of normal mode right?", (gpu, "-k", "test_case and not nodes")),
         ("normal_nodes", "The same between nodes.", (gpu, "-k", "nodes or link")),
         ("normal_rest", "The other tests of normal mode.", (gpu, "-k", "not test_case and not link")),
         ("low_latency_tests", "The tests of low-latency mode.", (low_latency,)),
-        (
-            "elastic_tests",
-            "All tests of ElasticBuffer and redundant experts.",
-            (f"{_GPU}/test_elastic.py", ELASTIC[-1]),
-        ),
+        ("moe_tests", "The tests of MoELayer and of Triton's kernels.", (f"{_GPU}/test_moe.py",)),
+        ("elastic_tests", "All tests of ElasticBuffer and redundant experts.", elastic),
     ):
         yield Experiment(name, question, (*_PYTEST, *tests), LONGEST_SECONDS, shares=True)
     compile_all = (*_DEEP_EP, "compile", "--all", f"--hidden={sizes.HIDDEN}", f"--json={JSON}")

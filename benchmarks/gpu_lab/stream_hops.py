@@ -11,6 +11,7 @@ import click
 import torch
 
 from benchmarks.gpu_lab import probe
+from deep_ep_py.core import choices
 from deep_ep_py.core.options import OutputFile
 from deep_ep_py.device.cuda import CudaDevice
 
@@ -43,7 +44,8 @@ class Rank:
         if event:
             self._launcher.launch("empty", probe.NO_SHAPE, _BLOCKS, warps, 0, probe.words(0))
         else:
-            self._bare.launch(self._launcher.stream, _BLOCKS, warps * probe.WARP_THREADS, probe.words(0))
+            threads, cooperative = warps * probe.WARP_THREADS, choices.chosen(choices.LAUNCH) == "cooperative"
+            self._bare.launch(self._launcher.stream, _BLOCKS, threads, probe.words(0), cooperative=cooperative)
 
     def call(self, hops: bool, event: bool) -> None:
         """Queue a call, as `Buffer`'s calls do."""

@@ -32,7 +32,7 @@ from places import ROOT, WORKERS, python_path
 pytestmark = pytest.mark.once
 
 MACHINE = Machine("A GPU", "580.1", 1, "abc", "2026-01-01 00:00 UTC", "3.11", "2.13", "6.1", 2)
-NUMBERS_OF_GPUS = (1, 2, 8)
+NUMBERS_OF_GPUS = (1, 2, 7, 8)
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def test_limits_add_up(gpus: int) -> None:
     default = [one for one in known if one.in_default_list(gpus)]
     assert sum(one.seconds for one in default) <= DEFAULT_SECONDS == 300
     assert all(0 < one.seconds <= LONGEST_SECONDS == 40 for one in known)
-    assert known[: len(default)] == default and [one.name for one in default][:3] == ["build", "canary", "kernels"]
+    assert known[: len(default)] == default and [one.name for one in default][:2] == ["build", "canary"]
     assert len({one.name for one in known}) == len(known)
     assert all(one.gpus <= gpus for one in default)
     assert any(one.gpus > 1 for one in default) == (gpus > 1)
@@ -56,11 +56,13 @@ def test_every_name_is_accepted() -> None:
     for one in known:
         chosen = gpu_lab.chosen_of(known, (one.name,), 1)
         assert {other.name for other in chosen} == {one.name, *gpu_lab.FIRST}
-    with pytest.raises(click.UsageError, match="--only speed: expected one of build; canary; kernels; failed_before; "):
+    with pytest.raises(
+        click.UsageError, match="--only speed: expected one of build; canary; failed_before; recovery; "
+    ):
         gpu_lab.chosen_of(known, ("speed",), 1)
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", NUMBERS_OF_GPUS)
 def test_what_experiments_are_told(gpus: int) -> None:
     """The programs accept their commands, and the files and cases in them exist."""
     benchmarks = 0
@@ -73,7 +75,8 @@ def test_what_experiments_are_told(gpus: int) -> None:
             options = bench.make_context("bench", words[words.index("bench") + 1 :]).params
             given = {key.name: options[key.name] for key in fields(BenchConfig) if options.get(key.name)}
             if "torch.distributed.run" in words:
-                given["ranks"] = gpus
+                (per_node,) = [word for word in words if word.startswith("--nproc-per-node=")]
+                given["ranks"] = int(per_node.partition("=")[2])
             config = BenchConfig(**given)
             config.validate()
             assert (config.device, config.hidden, config.topk, config.experts) == ("cuda", 7168, 8, 256)
@@ -302,7 +305,7 @@ def test_pairs_are_experiments_like_others(tmp_path: Path) -> None:
 
 # Of the tests that experiments run, a few that are short here; tests/cuda/test_cuda_buffer.py runs the others.
 NOT_HERE = (
-    *("compiled", "recorded", "sixty_four", "between_processes", "graph", "streams", "moves", "dtype0", "uniform"),
+    *("compiled", "recorded", "sixty_four", "between_processes", "graph", "streams", "moves", "dtype0"),
     "random_routings",
 )
 

@@ -72,7 +72,7 @@ def test_a_rank_is_left_out() -> None:
     """Its Buffer has been destroyed, as if its process had ended; the others recover without it."""
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_warm(group, TRIAL.case)
+        buffer = make_warm(group, TRIAL.case, timeout=2 * SECONDS)
         go_on(buffer, TRIAL)
         group.barrier()
         if buffer.rank == LOST:

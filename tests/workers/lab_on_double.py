@@ -180,10 +180,10 @@ def compiled_by_nobody(source: str, expression: str, context: Any) -> CompiledKe
 
 def run(command: list[str]) -> Any:
     """Run a command of an experiment in this process."""
-    words = [{"--seconds=13": "--seconds=3"}.get(word, word) for word in command[1:]]
+    words = [{"--seconds=18": "--seconds=3"}.get(word, word) for word in command[1:]]
     if command[0] != experiments.PYTHON:
         os.execvp(command[0], command)
-    if words[0] == "setup.py":
+    if words[:2] == ["-m", "benchmarks.gpu_lab.build"]:
         return 0
     if words[:2] == ["-m", "torch.distributed.run"]:
         return torchrun(words[3:])
