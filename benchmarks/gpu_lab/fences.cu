@@ -118,6 +118,8 @@ __global__ void dependent_loads(const Args args) {
 }
 
 // One thread of each block waits for each bulk load of `amount` bytes into shared memory before it begins the next.
+// It is a template so that it compiles only where it is used: not every GPU has bulk copies.
+template <class = void>
 __global__ void bulk_loads(const Args args) {
     extern __shared__ __align__(128) char stage[];
     __shared__ u64 word;

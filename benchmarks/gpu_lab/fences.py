@@ -91,7 +91,7 @@ def others(bench: Bench) -> dict[str, Any]:
         rows += [["load, from memory", memory, first], ["load, from the L2 cache", memory, again]]
         for size in BULK_BYTES if has_bulk_copies(bench.context.architecture) else ():
             for blocks in (1, 64):
-                found = bench.run("bulk_loads", blocks, 1, size, shared=max(BULK_BYTES), load=load)[0]
+                found = bench.run("bulk_loads<>", blocks, 1, size, shared=max(BULK_BYTES), load=load)[0]
                 rows.append([f"bulk load of {size} bytes, {blocks} at once", memory, found])
     return probe.table("Other operations, cycles", ["operation", "memory", "cycles"], rows)
 

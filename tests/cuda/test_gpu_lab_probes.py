@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu_lab import combine_fence, fences, probe
 from deep_ep_py.core.sources import include_root
-from deep_ep_py.jit import KERNELS, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
+from deep_ep_py.jit import KERNELS, CompiledKernel, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
 from places import ROOT
 
 pytestmark = pytest.mark.once
@@ -22,16 +23,12 @@ KERNELS_OF = {
     "fences.cu": [
         *(f"fence<gpu_lab::{kind}>" for kind in fences.FENCES.values()),
         *(f"addition<gpu_lab::{kind}>" for kind in fences.ADDITIONS.values()),
-        *("dependent_loads", "bulk_loads"),
+        *("dependent_loads", "bulk_loads<>"),
     ],
     "memory.cu": ["spread"],
 }
 CODE_BYTES = 256 << 10
 """What the kernel of large code must have at least."""
-
-
-class Gpu:
-    architecture = "sm_90a"
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +43,19 @@ def test_all_sources_are_named() -> None:
     assert {path.name for path in probe.FOLDER.glob("*.cu")} == set(KERNELS_OF)
 
 
+def compiled(source: str, name: str, architecture: str = "sm_90a") -> CompiledKernel:
+    gpu: Any = SimpleNamespace(architecture=architecture)
+    return probe.compiled(source, f"gpu_lab::{name}", gpu)
+
+
+def test_a_gpu_without_bulk_copies_compiles_the_rest() -> None:
+    assert compiled("fences.cu", "dependent_loads", "sm_80").cubin
+
+
 @pytest.mark.parametrize("source", KERNELS_OF)
 def test_probes_compile(source: str) -> None:
-    gpu: Any = Gpu()
     for name in KERNELS_OF[source]:
-        code = probe.compiled(source, f"gpu_lab::{name}", gpu)
+        code = compiled(source, name)
         assert code.symbol.startswith("_ZN7gpu_lab"), "the stand-in for the driver knows them by it"
         assert not code.resources.spill_stores
         assert len(code.cubin) > (CODE_BYTES if name == "cold_code" else 0)

@@ -13,7 +13,8 @@ using Current = cuda::PrimaryContext::Current;
 namespace {
 
 constexpr unsigned kWarpThreads = 32;
-constexpr int kEvents = 64;  // created at once: more launches are rarely in flight
+constexpr int kEvents = 64;          // created at once: more launches are rarely in flight
+constexpr size_t kTimedEvents = 64;  // for 32 launches
 
 }  // namespace
 
@@ -40,7 +41,8 @@ CudaLauncher::~CudaLauncher() {
     if (!current) return;
     for (const Running& running : running_) driver.event_destroy(running.ended);
     for (const cuda::Event event : spare_events_) driver.event_destroy(event);
-    destroy_timed();
+    forget_timed();
+    for (const cuda::Event event : spare_timed_) driver.event_destroy(event);
     for (const auto& entry : kernels_) driver.module_unload(entry.second.module);
 }
 
@@ -211,19 +213,32 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     if (result == cuda::kSuccess) result = driver.event_record(ended, stream());
     if (result != cuda::kSuccess) {
         spare_events_.push_back(ended);
-        destroy_timed();
+        forget_timed();
         driver.check(result, "launching " + what());
     }
     running_.push_back({++latest_, name, ended});
     return latest_;
 }
 
-void CudaLauncher::time_launches(bool timed) { timing_ = timed; }
+void CudaLauncher::time_launches(bool timed) {
+    const Driver& driver = Driver::get();
+    const Current current(*context_);
+    while (timed && spare_timed_.size() < kTimedEvents) make_timed_event(driver);
+    timing_ = timed;
+}
+
+void CudaLauncher::make_timed_event(const Driver& driver) {
+    cuda::Event event = nullptr;
+    driver.check(driver.event_create(&event, cuda::kEventTimed), "making an event that takes the time");
+    spare_timed_.push_back(event);
+}
 
 void CudaLauncher::record_timed(cuda::Event Timed::* edge) {
     const Driver& driver = Driver::get();
+    if (spare_timed_.empty()) make_timed_event(driver);
     cuda::Event& event = timed_.back().*edge;
-    driver.check(driver.event_create(&event, cuda::kEventTimed), "making an event that takes the time");
+    event = spare_timed_.back();
+    spare_timed_.pop_back();
     driver.check(driver.event_record(event, stream()), "recording when " + timed_.back().kernel + " runs");
 }
 
@@ -238,15 +253,14 @@ std::vector<CudaLauncher::LaunchTime> CudaLauncher::take_launch_times() {
         driver.check(driver.event_elapsed(&end, timed_.front().begin, timed.end), "timing " + timed.kernel);
         times.push_back({timed.kernel, begin, end});
     }
-    destroy_timed();
+    forget_timed();
     return times;
 }
 
-void CudaLauncher::destroy_timed() noexcept {
-    const Driver& driver = Driver::get();
+void CudaLauncher::forget_timed() {
     for (const Timed& timed : timed_) {
         for (const cuda::Event event : {timed.begin, timed.end}) {
-            if (event != nullptr) driver.event_destroy(event);
+            if (event != nullptr) spare_timed_.push_back(event);
         }
     }
     timed_.clear();

@@ -47,6 +47,7 @@ class CudaLauncher final : public StreamLauncher {
                               unsigned warps, size_t shared_bytes, const void* args);
     bool capturing() const;  // whether launches currently go into a graph
     // From now on, an event is recorded right before and right after every launch that no graph captures, or no longer.
+    // Makes events for some launches: a launch should allocate nothing.
     void time_launches(bool timed);
     struct LaunchTime {
         std::string kernel;
@@ -102,8 +103,9 @@ class CudaLauncher final : public StreamLauncher {
                          unsigned warps, size_t shared_bytes, const void* parameter);
     bool captured() const;  // like capturing(); requires that the context is current
     cuda::Event take_event();
+    void make_timed_event(const cuda::Driver& driver);
     void record_timed(cuda::Event Timed::* edge);
-    void destroy_timed() noexcept;
+    void forget_timed();  // keeps their events for later
     // Removes the launches that have ended. Throws the error of a kernel that has failed.
     void collect() const;
 
@@ -121,6 +123,7 @@ class CudaLauncher final : public StreamLauncher {
     mutable std::vector<cuda::Event> spare_events_;
     bool timing_ = false;
     std::vector<Timed> timed_;
+    std::vector<cuda::Event> spare_timed_;
 };
 
 }  // namespace deep_ep::host
