@@ -91,7 +91,7 @@ def serve(group: Any) -> None:
                 kernels.keep("combine")
             kernel_ms = kernels.series()["combine"][KERNEL]["ms"]["median"]
             call_ms = statistics.median(calls.series()[f"turn {number}"])
-            bits = ranks.all_gather(int(combined.view(torch.int16).long().sum()))
+            bits = ranks.all_gather(int(combined.view(torch.int16).long().sum().cpu()))
             if ranks.rank == 0:
                 print(json.dumps({"call_ms": call_ms, "kernel_ms": kernel_ms, "bits": bits}), flush=True)
 

@@ -62,8 +62,8 @@ def _markdown(machine: Machine, results: list[Result], not_run: list[str], pairs
     count = f"{machine.gpus} x " if machine.gpus > 1 else ""
     yield f"# {count}{machine.gpu}, {machine.date}"
     yield ""
-    yield f"Commit {machine.commit}, driver {machine.driver}, {machine.cores} cores, Linux {machine.kernel}, Python "
-    yield f"{machine.python}, torch {machine.torch}."
+    versions = f"Linux {machine.kernel}, Python {machine.python}, torch {machine.torch}"
+    yield f"Commit {machine.commit}, driver {machine.driver}, {machine.cores} cores, {versions}."
     yield ""
     rows = [
         [one["name"], one["result"], f"{one['seconds']:.0f} of {one['limit']}", one["question"], one["note"]]

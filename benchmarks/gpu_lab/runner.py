@@ -21,8 +21,7 @@ from benchmarks.gpu_lab.machine import Machine
 PASSED, FAILED, TOO_SLOW, SKIPPED = "passed", "failed", "too slow", "skipped"
 LAUNCH_VARIABLE = "DEEP_EP_LAUNCH"
 _TAIL_LINES = 25
-_LAST_SECONDS = 3  # for an experiment that is interrupted
-
+_LAST_SECONDS = 2  # of a limit: for an experiment that is interrupted to end by itself
 _MARK = "DEEP_EP_GPU_LAB"  # in the environment of everything that an experiment starts
 
 Result = dict[str, Any]
@@ -101,22 +100,24 @@ class Runner:
     def _watch(self, experiment: Experiment, figures: Path, log: Path) -> tuple[str, str]:
         """Run the command until it ends or its time is up; then nothing of it remains."""
         command = [part.replace(JSON, str(figures)) for part in experiment.command]
+        limit = experiment.seconds
         mark = f"{os.getpid()} {experiment.name} {time.monotonic_ns()}"
         with log.open("w") as file:
             process = start_process(command, {**self._environment(experiment), _MARK: mark}, file)
             try:
-                code = process.wait(experiment.seconds)
+                code = process.wait(max(limit / 2, limit - _LAST_SECONDS))
                 return (PASSED, "") if code == 0 else (FAILED, f"exit code {code}")
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)  # pytest then reports what has failed so far
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LAST_SECONDS)
-                return TOO_SLOW, f"unfinished after {experiment.seconds} s"
+                return TOO_SLOW, f"unfinished after {limit} s"
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
                 _kill_marked(mark)
+                with suppress(subprocess.TimeoutExpired):  # what the driver holds in the kernel cannot be killed
+                    process.wait(_LAST_SECONDS)
 
     def _keep(self, experiment: Experiment, result: str, seconds: float = 0.0, note: str = "", **more: Any) -> Result:
         kept = {

@@ -104,11 +104,6 @@ class Forked:
             sys.stderr.flush()
         os._exit(code)
 
-    def poll(self) -> int | None:
-        if self.returncode is None and os.waitpid(self.pid, os.WNOHANG)[0] == self.pid:
-            raise AssertionError("its status is lost")
-        return self.returncode
-
     def wait(self, timeout: float | None = None) -> int:
         until = None if timeout is None else time.monotonic() + PATIENCE * timeout
         while self.returncode is None:
