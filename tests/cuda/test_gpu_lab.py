@@ -286,6 +286,22 @@ def test_two_sources_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 EMPTY = {"name": "pair", "question": "", "result": "passed", "seconds": 1.0, "limit": 40, "note": ""}
 
 
+def test_only_pairs_run_against_others(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After what they depend on; the report keeps what was found before. Without the others' build there are none."""
+    trace, built = tmp_path / "trace", ["exit 1", "true"]
+
+    def pairs_with(folder: Path, gpus: int) -> list[Experiment]:
+        assert (folder, gpus) == (tmp_path, 1)
+        scripts = {"against_x_build": built.pop(), "against_x_normal_1": "true"}
+        return [shell(name, f"echo {name} >> {trace}; {script}") for name, script in scripts.items()]
+
+    monkeypatch.setattr(gpu_lab, "pairs_with", pairs_with)
+    assert lab.run("--only=one") == (0, ["build", "canary", "one"])
+    assert lab.run(f"--against={tmp_path}") == (0, ["build", "against_x_build", "against_x_normal_1"])
+    assert list(lab.report()["results"]) == ["build", "canary", "one", "against_x_build", "against_x_normal_1"]
+    assert lab.run(f"--against={tmp_path}", "--fresh") == (1, ["build", "canary", "against_x_build"])
+
+
 def test_pairs_are_experiments_like_others(tmp_path: Path) -> None:
     """Their names change with the other sources."""
     (tmp_path / "csrc").mkdir()
