@@ -66,12 +66,13 @@ class GpuSizeRun(ABC):
         config, steps = self._config, self._steps
         joined = transport(self.buffer, config)
         first = steps - config.iterations
+        sets = [step % SETS for step in range(config.warmup, config.warmup + config.iterations)]  # of timed iterations
         kernels = KernelTimes(self.buffer, self._ranks)
         for step in range(steps):
             self._kernels = kernels if config.warmup <= step < first else None
             self._timer.recording = step >= first
             self._last = step == steps - 1
-            self._iteration(step % SETS)
+            self._iteration(sets[step - first] if step >= first else step % SETS)
             self._emit({"kind": "step", "step": step})
         rows, crossing = self._rows(), self._crossing_rows()
         everyones = self._ranks.all_gather(self._checked)
@@ -80,11 +81,11 @@ class GpuSizeRun(ABC):
             "series": self._timer.series(),
             "late_starts": self._timer.late_starts(),
             "kernels": kernels.series(),
-            "rows": [rows[step % SETS] for step in range(first, steps)],
+            "rows": [rows[which] for which in sets],
             "checks": {name: [error for checks in everyones for error in checks[name]] for name in self._checked},
             "variants": {},
             "transport": joined,
-            **({"crossing_rows": [crossing[step % SETS] for step in range(first, steps)]} if crossing else {}),
+            **({"crossing_rows": [crossing[which] for which in sets]} if crossing else {}),
         }
         self._release()
         self.buffer.destroy()
