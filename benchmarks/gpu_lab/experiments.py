@@ -206,7 +206,7 @@ def _never_run() -> Iterator[Experiment]:
     yield Experiment(
         "layers",
         "Do MoELayer, ExpandedMoELayer and DecodeLayer work, also compiled by torch?",
-        (*_PYTEST, f"{_GPU}/test_layers.py", f"{_GPU}/test_moe.py::test_a_layer_and_its_backward[counted]"),
+        (*_PYTEST, f"{_GPU}/test_gpu_layers.py", f"{_GPU}/test_moe.py::test_a_layer_and_its_backward[counted]"),
         30,
         "one",
         shares=True,
