@@ -52,11 +52,16 @@ EXACT_DEFINES = ("-DDEEP_EP_WARP=32", "-DDEEP_EP_COPY_PER_LANE=1")
 # accesses: with 384 fibers it missed a barrier that had been removed.
 TSAN_DEFINES = ("-DDEEP_EP_WARP=4", "-DDEEP_EP_COPY_PER_LANE=1", "-DDEEP_EP_TSAN=1")
 # vptr needs type information that is missing with hidden visibility and in pybind11's own checks.
-ASAN_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
+ASAN_FLAGS = ("-DDEEP_EP_ASAN=1", "-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
 # Bindings are mostly pybind11 templates: half of the build time, with no loops to optimize and nothing that a checked
-# build checks.
+# build checks. They are linked last, so that of an inline function that others use too the checked copy is taken.
 BINDINGS_FLAGS = ("-O1",)
-CHECKED_BINDINGS_FLAGS = ("-O0", "-g1", "-fno-sanitize=undefined")
+CHECKED_BINDINGS_FLAGS = ("-O0", "-g1", "-fno-sanitize=all")
+# The host's code runs once per call, the kernels' once per thread. With the checks of UBSan, optimizing takes more than
+# half of a compilation.
+HOST_FOLDERS = ("host/control", "host/cuda", "host/heap", "host/launch", "host/modes", "host/network", "host/nvshmem")
+HOST_FOLDERS += ("host/session",)
+CHECKED_HOST_FLAGS = ("-O0",)
 # ThreadSanitizer ignores accesses of more than 16 bytes, so vectorization could hide races from it.
 TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")
 # The executor switches the sanitizer's fibers, which instrumented code cannot do.
@@ -80,6 +85,7 @@ class Variant:
     name: str
     flags: tuple[str, ...]
     bindings_flags: tuple[str, ...] = CHECKED_BINDINGS_FLAGS
+    host_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     instrument: tuple[str, ...] = ()  # for every file except those under `uninstrumented`
     uninstrumented: str = ""
@@ -100,11 +106,13 @@ VARIANTS = {
             ("-O1", "-g1", *EXACT_DEFINES, *ASAN_FLAGS),
             # Sanitizers cause false positives of this warning in pybind11.
             bindings_flags=(*CHECKED_BINDINGS_FLAGS, "-Wno-maybe-uninitialized"),
+            host_flags=CHECKED_HOST_FLAGS,
             link_flags=ASAN_FLAGS,
         ),
         Variant(
             "tsan",
             ("-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-pass-failed", *TSAN_CODE, *TSAN_DEFINES),
+            host_flags=CHECKED_HOST_FLAGS,
             instrument=("-fsanitize=thread",),
             uninstrumented=TSAN_UNINSTRUMENTED,
             clang=True,
@@ -239,6 +247,8 @@ def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
     flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
+    if any(source.is_relative_to(SOURCE_ROOT / folder) for folder in HOST_FOLDERS):
+        flags += variant.host_flags
     if _is_bindings(source):
         # pybind11 shares types and exception translators between modules of the same ABI. Ours must be private to each
         # module: where the C++ library is linked into each of them (zig), no module can catch what another throws.
