@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -13,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import measure
 import native_build
-import run_tests
 from deep_ep_py.core import native
-from places import SCRIPTS
 
 pytestmark = pytest.mark.once
 
@@ -199,46 +195,3 @@ def test_import_says_what_is_missing(code: str, message: str) -> None:
     assert result.returncode == 1
     assert "ImportError" in result.stderr
     assert message in result.stderr
-
-
-def test_measure_sees_memory_and_death(tmp_path: Path) -> None:
-    # From a small process: a child counts as large as its parent until it executes its program.
-    program = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(SCRIPTS)!r})
-import measure
-command = [sys.executable, "-c", "import time; x = bytearray(300 << 20); time.sleep(2.5)"]
-measured = measure.run(command, Path({str(tmp_path)!r}))
-print(measured.exit_code, measured.peak_bytes)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    exit_code, peak_bytes = map(int, done.stdout.split())
-    assert exit_code == 0
-    assert 300 << 20 < peak_bytes < 600 << 20
-    assert measure.run([sys.executable, "-c", "import os; os.abort()"], tmp_path).exit_code == 128 + 6
-
-
-def test_a_reported_race_fails_its_test(tmp_path: Path) -> None:
-    (tmp_path / "test_race.py").write_text(
-        "import os\ndef test_race(): os.write(2, b'WARNING: ThreadSanitizer: data race')\ndef test_fine(): pass\n"
-    )
-    junit = tmp_path / "report.xml"
-    command = [*run_tests.PYTEST, f"--junitxml={junit}", "--rootdir", str(tmp_path), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(native_build.ROOT / "scripts")}
-    subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-    result = run_tests.Result("races")
-    assert run_tests.read_junit(junit, result)
-    assert (result.passed, result.failed) == (1, 1)
-
-
-def test_summary_closes_with_the_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    fine = run_tests.Result("fast", passed=3)
-    fine.skipped["no GPU"] += 2
-    assert run_tests.summarize([fine], 0.0) == 0
-    bad = run_tests.Result("exact", passed=1, failed=1, notes=["pytest ended with exit code 134"])
-    assert run_tests.summarize([fine, bad], 0.0) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "4 passed, 1 failed, 2 skipped"
-    assert any("no GPU" in line for line in lines)
-    assert any("134" in line for line in lines)
