@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find benchmarks csrc tests/native -name '*.cu' -o -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv runtime clang build wheel demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-lab compile-report docs docs-pictures clean
+.PHONY: help venv runtime clang build wheel demo train test test-all test-rest test-fast test-long durations lint format races asan mutants stubs litmus models bench gpu-lab compile-report docs docs-pictures clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -37,8 +37,19 @@ train: runtime ## train a MoE language model with experts on 4 ranks; losses che
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 
-test: clang ## lint, all tests in three builds, the kernels compiled for a GPU, planted bugs; counts, times, memory
+test: clang ## what makes a checkout trusted: lint and tests in three builds, within 15 minutes on 2 cores
 	@$(TESTS) $(ARGS)
+
+test-rest: clang ## what test-all adds to test
+	@$(TESTS) timed-rest fast-rest asan-rest races-rest mutants $(ARGS)
+
+test-all: ## every test in every build, packaging, a planted bug per folder
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-rest
+
+durations: ## test-all, recording how long each file takes in tests/durations.json
+	@$(MAKE) --no-print-directory test ARGS=--record
+	@$(MAKE) --no-print-directory test-rest ARGS=--record
 
 test-fast: venv ## the short tests, with few schedules, in the fast and the exact build: three minutes
 	@$(TESTS) quick quick-exact $(ARGS)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from builds import BUILD, EXAMPLES, INTERPRETED
+from builds import BUILD, EXAMPLES, INTERPRETED, SANITIZED
 from deep_ep_py.core.native import C
 from deep_ep_py.device.hardware_queues import needs_restart, restart_with_queues
 from interpreted import interpreted
 from native_programs import NvshmemDoubles, build_driver_double
 from nvshmem_runs import Nvshmem, compile_probe
 from places import TESTS, WORKERS
+from tiers import beyond_coverage
 
 # No deadline: the time of an example is mostly that of the schedule it draws. The examples are the same on every run,
 # so that a failure found once stays found.
@@ -36,6 +37,8 @@ SLOW_FOLDERS = ("building", "cuda", "e2e")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "timed: measures time; in the fast build nothing else runs beside it")
     config.addinivalue_line("markers", "slow: left out by `make test-fast`")
+    config.addinivalue_line("markers", "scenarios: runs the program of tests/native/protocol")
+    config.addinivalue_line("markers", "thorough: left to `make test-all` by `make test`")
     overwrites = "overwrites: data in flight to ranks that are given up is overwritten, which is a race"
     config.addinivalue_line("markers", overwrites)
     config.addinivalue_line("markers", "long: run by `make test-long`, with hundreds of trials instead of a few")
@@ -51,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.resolve().is_relative_to(TESTS / folder) for folder in SLOW_FOLDERS):
             item.add_marker("slow")
+        # Under AddressSanitizer this program takes minutes to compile, and it is there for order.
+        if BUILD == "asan" and item.get_closest_marker("scenarios"):
+            item.add_marker("thorough")
+    if SANITIZED:
+        for item in beyond_coverage(items):
+            item.add_marker("thorough")
 
 
 def pytest_report_header() -> str:

@@ -81,6 +81,7 @@ def test_the_reference_has_every_public_name(module: ModuleType) -> None:
     assert [name for name in names if name not in constants and not re.search(rf"\b{name}\b", text)] == []
 
 
+@pytest.mark.thorough
 def test_the_notebook_prints_what_it_shows() -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     stored = ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in cells]
@@ -100,6 +101,7 @@ def test_the_first_program_prints_what_the_page_says(tmp_path: Path) -> None:
     assert len(shown) == 2 and printed[:2] == shown
 
 
+@pytest.mark.thorough
 def test_the_pictures_are_drawn_and_shown(tmp_path: Path) -> None:
     run_python(DOCS / "pictures.py", "--folder", tmp_path)
     drawn = {path.name for path in tmp_path.iterdir()}
@@ -113,6 +115,7 @@ def test_the_pictures_are_drawn_and_shown(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (`make docs` installs them)")
+@pytest.mark.thorough
 def test_the_site_is_built_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
     site = tmp_path / "site"
     strict = ("--quiet", "--fail-on-warning", "--keep-going")

@@ -22,7 +22,7 @@ from installations import Installation
 from native_build import VARIANTS, extension_suffix
 from places import CSRC, ROOT, WORKERS
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.thorough]
 
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
 

@@ -48,6 +48,7 @@ def environment(double: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(double), "PYTHONPATH": python_path(), **queues, **variables}
 
 
+@pytest.mark.thorough
 def test_every_mode_of_the_driver(double: Path, workers: Path) -> None:
     command = [sys.executable, str(workers / "canary_on_double.py"), *MODES]
     done = subprocess.run(command, env=environment(double), capture_output=True, text=True, timeout=120)

@@ -321,6 +321,7 @@ def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path)
 
 @pytest.mark.timed
 @pytest.mark.parametrize("which", ["", "waiting"])
+@pytest.mark.thorough
 def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path: Path, which: str) -> None:
     """Other Buffers, graphs, and recoveries that fail half way: nothing succeeds that used the results of a failure."""
     assert "ended" in on_threads(double, workers / "after_failures.py", tmp_path / "log", *filter(None, [which]))

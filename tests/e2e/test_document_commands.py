@@ -24,7 +24,7 @@ COMMAND = re.compile(
     r"\s*((?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:python|make|pip|git|deep-ep|torchrun|apt-get|sudo|export|cd|echo)\b[^#]*)"
 )
 ELSEWHERE = {
-    r"^make (test|test-fast|gpu-lab)|scripts/run_tests\.py|-m pytest": "runs tests itself",
+    r"^make (test|test-fast|test-all|test-rest|durations|gpu-lab)|scripts/run_tests\.py|-m pytest": "runs tests itself",
     r"^make demo$": "tests/e2e/test_demo.py",
     r"^make train$": "tests/e2e/test_train.py",
     r"^git clone|^make build$|^cd \.\.$|pip install": "sets up; tests/building/test_wheel.py, each run of the tests",

@@ -67,6 +67,7 @@ def test_a_process_that_is_killed_is_named_everywhere(machines: Machines, victim
 
 
 @pytest.mark.timed
+@pytest.mark.thorough
 def test_a_machine_that_is_cut_off_is_named(machines: Machines) -> None:
     """Each machine considers the other silent and its own ranks alive."""
     with machines.ranks(PER_MACHINE, WORKER) as ranks:
@@ -145,6 +146,7 @@ def test_a_process_that_is_stopped_is_named_when_the_time_is_over(machines: Mach
 
 
 @pytest.mark.timed
+@pytest.mark.thorough
 def test_a_rank_that_ends_well_ends_no_other(machines: Machines) -> None:
     with machines.ranks(PER_MACHINE, WORKER, "--rounds=20") as ranks:
         for rank in range(RANKS):

@@ -35,6 +35,7 @@ def test_low_latency_layers(workers: Path, ranks: int) -> None:
 
 @pytest.mark.timed
 @pytest.mark.once
+@pytest.mark.thorough
 def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:
     done = torchrun(workers / "async_calls.py", 3)
     assert done.returncode == 0, done.stdout + done.stderr

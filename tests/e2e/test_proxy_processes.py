@@ -55,6 +55,7 @@ def test_low_latency_layers(workers: Path, provider: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("provider", "fabric"), [*((provider, "proxy") for provider in TCP), *((one, "machines") for one in TCP[:1])]
 )
+@pytest.mark.thorough
 def test_a_process_that_is_killed(provider: str, fabric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All other ranks name its rank, although the link shows the failure first, and continue without it, even if each
     assumes the others on other machines and only learns of them over TCP.
@@ -74,6 +75,7 @@ def test_a_process_that_is_killed(provider: str, fabric: str, monkeypatch: pytes
 
 
 @pytest.mark.timed
+@pytest.mark.thorough
 def test_idle_buffers_sleep(workers: Path) -> None:
     """Idle Buffers use less than 1 % of a core each, which a thread that polls every millisecond exceeds. They still
     work afterwards."""

@@ -39,6 +39,7 @@ MARKER = "DEEP_EP_TEST_MARKER"
 
 
 @pytest.mark.long
+@pytest.mark.thorough
 def test_ranks_end_with_their_parent_killed_at_random_moments(tmp_path: Path) -> None:
     trials = lines_of("killed_parents.py", f"--kills={KILLS}", f"--folder={tmp_path}", seconds=60 + 30 * KILLS)
     assert len(trials) == KILLS

@@ -135,6 +135,7 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize("build", [build_portable, build_aarch64], ids=["without_assembly", "aarch64"])
+@pytest.mark.thorough
 def test_planted_bugs_show_on_other_processors(tmp_path: Path, build: Callable[[Path], list[str]]) -> None:
     """On processors for which the executor has no context switch, and by emulation on one for which it has; with warps
     of 4 lanes."""

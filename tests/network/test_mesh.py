@@ -148,6 +148,7 @@ def test_a_machine_is_silent_when_all_its_ranks_are() -> None:
 
 
 @pytest.mark.timeout(600)  # this test may be the first to compile the scenarios
+@pytest.mark.scenarios
 def test_what_hosts_tell_each_other() -> None:
     """A failure is known everywhere before the rank that reports it continues; a stage arrives after its mask and the
     address before it; a rank that has left is not considered dead; forged frames have no effect.

@@ -46,6 +46,7 @@ def test_p11_a_peer_that_takes_nothing_holds_up_no_other() -> None:
         assert waited[2] is not None and "of rank 1" in waited[2][1], list(said)
 
 
+@pytest.mark.scenarios
 def test_the_sender_alone() -> None:
     """The sender over a scripted network: splitting, numbering and bounds of messages, links that end in the middle of
     a put, peers that accept nothing.

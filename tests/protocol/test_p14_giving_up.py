@@ -195,6 +195,7 @@ def test_waits_of_some_calls_have_another_bound(inside: bool) -> None:
         assert texts and all(f"after {2.5 if inside else 30:g} s" in text for text in texts)
 
 
+@pytest.mark.scenarios
 def test_all_threads_leave_a_barrier_with_the_same_answer() -> None:
     """Regardless of which thread gives up, and when; also the threads of a group that is joined separately."""
     for seed in range(1, 5):

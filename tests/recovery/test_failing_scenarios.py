@@ -16,6 +16,7 @@ FEW_SEEDS = SEEDS[: {"fast": 3, "exact": 2, "tsan": 1, "asan": 1}[BUILD]]
 
 
 @pytest.mark.parametrize("scenario", (*ORDERED, *REPLAYS, *(() if BUILD == "tsan" else RACING)))
+@pytest.mark.scenarios
 def test_what_follows_a_failure(scenario: str) -> None:
     """Every call that ends without a failure has the right sums on all ranks; no rank waits until its own timeout."""
     for seed in SEEDS:
@@ -24,6 +25,7 @@ def test_what_follows_a_failure(scenario: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", BOUNDS)
+@pytest.mark.scenarios
 def test_what_is_read_is_bounded(scenario: str) -> None:
     """Overwritten plans, heaps that end early: the rank that reads them reports it, and nothing else is
     written."""
@@ -32,6 +34,7 @@ def test_what_is_read_is_bounded(scenario: str) -> None:
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
+@pytest.mark.scenarios
 def test_an_operation_that_fails_on_one_rank_ends_well_on_another() -> None:
     """This must occur: otherwise the scenario proves nothing about the order of the last look."""
     both = 0

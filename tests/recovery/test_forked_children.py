@@ -9,7 +9,7 @@ import pytest
 from deep_ep_py.core.native import C
 from worker_runs import lines_of
 
-pytestmark = [pytest.mark.timed, pytest.mark.once]
+pytestmark = [pytest.mark.thorough, pytest.mark.timed, pytest.mark.once]
 
 
 @pytest.fixture(scope="module")

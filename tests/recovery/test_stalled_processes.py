@@ -15,7 +15,7 @@ import pytest
 from builds import LONG
 from worker_runs import lines_of, show
 
-pytestmark = [pytest.mark.timed, pytest.mark.once, pytest.mark.long]
+pytestmark = [pytest.mark.thorough, pytest.mark.timed, pytest.mark.once, pytest.mark.long]
 
 STALLS = int(os.environ.get("DEEP_EP_STALLS", 300 if LONG else 10))
 SECONDS = 1.0

@@ -10,6 +10,7 @@ from native_programs import build_protocol, run
 
 
 @pytest.mark.parametrize("scenario", TWO_HOPS)
+@pytest.mark.scenarios
 def test_native_ranks(scenario: str) -> None:
     for seed in schedules(4):
         result = run(build_protocol(), scenario, str(seed))

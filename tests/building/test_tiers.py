@@ -1,0 +1,39 @@
+"""What `make test` leaves to `make test-all` in a sanitized build."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tiers import Values, covering
+
+pytestmark = pytest.mark.once
+
+
+def product(**parameters: int) -> list[Values]:
+    """Return the items of a cross product, given the number of values of each parameter."""
+    choices = [[(name, str(value)) for value in range(count)] for name, count in parameters.items()]
+    return [frozenset(values) for values in itertools.product(*choices)]
+
+
+@pytest.mark.parametrize(
+    ("items", "count"),
+    [
+        (product(case=7), 7),
+        (product(case=7, fabric=3), 7),
+        (product(case=2, fabric=3, blocks=3), 3),
+        ([frozenset()], 0),
+    ],
+)
+def test_every_value_occurs(items: list[Values], count: int) -> None:
+    chosen = covering(items)
+    assert len(chosen) == count
+    assert frozenset().union(*(items[index] for index in chosen)) == frozenset().union(*items)
+
+
+def test_values_occur_equally_often() -> None:
+    items = product(case=9, fabric=3)
+    chosen = [items[index] for index in covering(items)]
+    for fabric in range(3):
+        assert sum(("fabric", str(fabric)) in values for values in chosen) == 3
