@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,6 +139,12 @@ def test_every_recorded_file_exists() -> None:
     recorded = durations.read()
     files = {file for part in run_tests.SUITES for file in recorded.get(part, {}) if file != durations.START}
     assert files and not [file for file in sorted(files) if not (native_build.ROOT / file).exists()]
+
+
+def test_files_have_names_of_their_own() -> None:
+    """Two modules of one name cannot be in one pytest, and which files are in one shard depends on their durations."""
+    names = [path.name for path in (native_build.ROOT / "tests").rglob("test_*.py")]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
 @pytest.mark.parametrize("part", run_tests.SUITES)

@@ -80,6 +80,7 @@ def test_kernel_compiles(name: str, architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_90a"])
 @pytest.mark.parametrize("name", GATHERED if LONG else ("dispatch", "two_hops_combine"))
+@pytest.mark.thorough
 def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
     """The kernel finds each rank's arguments in an array. It serves tools that observe kernels, so it may spill."""
     alone, together = compiled(name, architecture), compiled(name, architecture, "GATHERED")
@@ -111,6 +112,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("shape", [Shape(1, 16, 1, 1), Shape(64, 2 * 8192, 32, 2048)], ids=["least", "most"])
 @pytest.mark.parametrize("name", ["dispatch", "combine"])
+@pytest.mark.thorough
 def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
     resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
     # Bytes. With 64 ranks a register or two may spill, depending on small changes of the source.
@@ -120,6 +122,7 @@ def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("name", ["layout", "two_hops_notify", "two_hops_dispatch", "two_hops_combine"])
+@pytest.mark.thorough
 def test_kernels_among_1024_ranks(name: str) -> None:
     shape = Shape(1024, 2 * 7168, 8, 1024, ranks_per_node=8)
     resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
@@ -150,6 +153,7 @@ def test_the_environment_chooses_how_rows_are_copied(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "vector"])
+@pytest.mark.thorough
 def test_rows_are_copied_as_asked_where_the_architecture_can(architecture: str, bulk: bool) -> None:
     """Bulk copies are recognized by the shared memory they pass through, whose size the copying class declares."""
     shape = dataclasses.replace(SHAPE, bulk_copies=bulk)

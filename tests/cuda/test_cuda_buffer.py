@@ -53,6 +53,7 @@ OVER_LIBFABRIC = pytest.mark.skipif(not C.proxy_providers(), reason="no libfabri
 
 
 @pytest.mark.parametrize("fabric", ["peer", "ibgda", pytest.param("proxy", marks=OVER_LIBFABRIC)])
+@pytest.mark.thorough
 def test_low_latency_layers(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:
@@ -92,6 +93,7 @@ def test_round_trip(
 
 
 @pytest.mark.parametrize("fabric", ["ibgda", pytest.param("proxy", marks=OVER_LIBFABRIC)])
+@pytest.mark.thorough
 def test_graphs_between_processes(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:
@@ -103,6 +105,7 @@ def test_graphs_between_processes(
 
 
 @OVER_LIBFABRIC
+@pytest.mark.thorough
 def test_graphs_between_machines(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same if the two share no memory: network namespaces that are joined by a cable."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
@@ -114,6 +117,7 @@ def test_graphs_between_machines(double: Path, workers: Path, tmp_path: Path, mo
 
 
 @OVER_LIBFABRIC
+@pytest.mark.thorough
 def test_a_provider_that_is_not_there(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +223,7 @@ def check_kernels(op: dict[str, Any], wanted: set[str], copy_gb_per_s: float) ->
 @pytest.mark.parametrize(
     ("dtype", "corrupt"), [("bf16", None), ("bf16", "dispatch"), ("bf16", "combine"), ("fp8", None)]
 )
+@pytest.mark.thorough
 def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None) -> None:
     """Everything but the timings, which mean nothing here."""
     arguments = ["normal", dtype] if corrupt is None else ["normal", dtype, corrupt]
@@ -248,6 +253,7 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
 @pytest.mark.parametrize(
     ("dtype", "corrupt"), [("bf16", None), ("fp8", None), ("fp8", "dispatch"), ("bf16", "combine")]
 )
+@pytest.mark.thorough
 def test_the_benchmark_of_low_latency_mode_on_a_gpu(
     double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None
 ) -> None:

@@ -65,6 +65,7 @@ def crossing_bytes(nodes: int, parts: int, row_bytes: int, ranks: int = RANKS) -
 
 
 @needs_nvshmem
+@pytest.mark.thorough
 def test_two_machines(nvshmem: Nvshmem) -> None:
     """No option describes the nodes: they are torchrun's machines, and NVSHMEM's queue pairs join them by default."""
     report, printed = run(nvshmem, NVSHMEM_IB_ENABLE_IBGDA="1", **MACHINES)

@@ -141,6 +141,7 @@ def test_both_modes(nvshmem: Nvshmem, heap: str, reason: str, machines: str) -> 
 
 
 @needs_nvshmem
+@pytest.mark.thorough
 def test_why_is_told(nvshmem: Nvshmem) -> None:
     done = nvshmem.run("gpus_over_pcie.py", 2, "own", DOUBLE_PCIE="1", DEEP_EP_FABRIC="peer")
     assert done.returncode != 0

@@ -40,6 +40,7 @@ def environment_of(driver: Path, log: Path, *paths: Path, **variables: str) -> d
     }
 
 
+@pytest.mark.thorough
 def test_every_entry_asks_for_queues_before_cuda_is_used(driver: Path, workers: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

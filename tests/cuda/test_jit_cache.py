@@ -103,6 +103,7 @@ def test_what_makes_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert kernels.path(KERNELS["layout"], SHAPE, ARCH) == first
 
 
+@pytest.mark.thorough
 def test_processes_that_start_at_once_compile_each_kernel_once(tmp_path: Path) -> None:
     compiler = SlowCompiler(tmp_path / "log")
     processes = [start_process(tmp_path / "cache", compiler, rank) for rank in range(4)]

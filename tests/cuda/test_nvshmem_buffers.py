@@ -50,6 +50,7 @@ def test_both_modes(
 
 
 @pytest.mark.parametrize(("version", "nics"), [(SHARED, 2), in_long(OWN, 2)])
+@pytest.mark.thorough
 def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int) -> None:
     """Key chunks that end within the heap, full rings, data that overtakes data."""
     done = nvshmem.run(
@@ -105,6 +106,7 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         in_long("initialised_anew", 2, OWN, {}),
     ],
 )
+@pytest.mark.thorough
 def test_what_nvshmem_is_like(
     nvshmem: Nvshmem, case: str, ranks: int, version: str, environment: dict[str, str]
 ) -> None:

@@ -19,7 +19,7 @@ from native_programs import NvshmemDoubles
 from nvshmem_library import Golden, compile_module, module_source
 from places import DATA
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.thorough]
 
 VERSIONS = sorted(path.stem for path in (DATA / "nvshmem").glob("*.json"))
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]

@@ -47,6 +47,7 @@ def cgroup() -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.thorough
 def test_kept_outputs_in_a_cgroup_of_2_gib(cgroup: Path, workers: Path) -> None:
     """An arena of half the machine's memory would be larger than the container."""
 

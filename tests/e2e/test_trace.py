@@ -100,6 +100,7 @@ def test_the_waits_for_a_late_rank_explain_the_dispatch(tmp_path: Path) -> None:
     assert next(iter(own_node.waits))[1] == LATE, own_node.waits
 
 
+@pytest.mark.thorough
 def test_two_nodes_of_processes(workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By real clocks, over the environment variable and the command line."""
     monkeypatch.setenv("DEEP_EP_TRACE", str(tmp_path / "t.json"))

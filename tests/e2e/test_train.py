@@ -79,6 +79,7 @@ def test_options_that_do_not_fit(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2 and message in result.output
 
 
+@pytest.mark.thorough
 def test_a_short_training_under_torchrun(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     sizes = ["--steps=60", "--batch=2", "--length=32", "--hidden=32", "--experts=8", "--intermediate=32"]
