@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.resolve().is_relative_to(TESTS / folder) for folder in SLOW_FOLDERS):
             item.add_marker("slow")
+            if SANITIZED:  # each process starts slowly
+                item.add_marker("thorough")
         # Under AddressSanitizer this program takes minutes to compile, and it is there for order.
         if BUILD == "asan" and item.get_closest_marker("scenarios"):
             item.add_marker("thorough")
