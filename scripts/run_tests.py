@@ -101,8 +101,8 @@ COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
 DEFAULT_PARTS = ("lint", "timed", "fast", "asan", "races")
 PARTS = tuple(dict.fromkeys((*DEFAULT_PARTS, *SUITES, *MUTANTS, "compile")))
 
-# What the default parts may take from a clean clone on 2 cores, and what of it the virtual environment takes. The budget
-# is lowered whenever builds or tests have become faster: 15 minutes are wanted.
+# What the default parts may take from a clean clone on 2 cores, and what of it the virtual environment takes. The
+# budget is lowered whenever builds or tests have become faster: 15 minutes are wanted.
 BUDGET_CORES, BUDGET_SECONDS, SETUP_SECONDS = 2, 45 * 60, 90
 PROGRESS_SECONDS = 30.0
 LONGEST = 12
