@@ -85,10 +85,11 @@ def test_ctrl_c_ends_all(tmp_path: Path) -> None:
         f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid, flush=True)"
     )
     program = f"""
-import sys
+import signal, sys
 from pathlib import Path
 sys.path.insert(0, {str(SCRIPTS)!r})
 import jobs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background ignore it
 jobs.LAST_SECONDS = 0.5
 job = jobs.Job("job", [sys.executable, "-c", {parent + "; p.wait()"!r}], 1.0)
 jobs.run([job], 2, Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), print, lambda running: None)
