@@ -37,7 +37,7 @@ train: runtime ## train a MoE language model with experts on 4 ranks; losses che
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 
-test: clang ## what makes a checkout trusted: lint and tests in three builds, within 15 minutes on 2 cores
+test: clang ## what makes a checkout trusted: lint and tests in three builds; says how long it should take
 	@$(TESTS) $(ARGS)
 
 test-rest: clang ## what test-all adds to test
@@ -51,7 +51,7 @@ durations: ## test-all, recording how long each file takes in tests/durations.js
 	@$(MAKE) --no-print-directory test ARGS=--record
 	@$(MAKE) --no-print-directory test-rest ARGS=--record
 
-test-fast: venv ## the short tests, with few schedules, in the fast and the exact build: three minutes
+test-fast: venv ## the short tests, with few schedules, in the fast and the exact build
 	@$(TESTS) quick quick-exact $(ARGS)
 
 test-long: clang ## hundreds of kills and stalls, 10 minutes of soak, five times the schedules; findings in out/long
