@@ -141,17 +141,16 @@ def build(mutant: Mutant, name: str, folder: Path) -> Path:
     variant = native_build.VARIANTS[name]
     compiler, link_flags = native_build.find_compiler(variant, program=True)
     objects = []
-    for source in [*native_build.library_sources(variant, bindings=False), *PROGRAM]:
-        path = source.relative_to(ROOT)
-        clean = native_build.objects_folder(variant) / path.with_suffix(".o")
+    for unit in native_build.units_of([*native_build.library_sources(variant), *PROGRAM]):
+        clean = native_build.objects_folder(variant) / unit.name.with_suffix(".o")
         depends = clean.with_suffix(".d").read_text().replace("\\\n", " ").split()
         if f"csrc/{mutant.file}" not in depends:
             objects.append(clean)
             continue
-        output = folder / "-".join([name, *path.with_suffix(".o").parts])
-        flags = flags_of(variant, source)
+        output = folder / "-".join([name, *unit.name.with_suffix(".o").parts])
+        flags = flags_of(variant, unit.sources[0])
         begin = precompiled(name) if flags == flags_of(variant, PROGRAM[0]) else []
-        command = [*compiler, *flags, *begin, "-c", str(path), "-o", str(output)]
+        command = [*compiler, *flags, *begin, "-c", str(unit.file()), "-o", str(output)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode != 0:
             raise ValueError(f"does not compile: {done.stderr.strip().splitlines()[-1] if done.stderr else ''}")

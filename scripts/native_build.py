@@ -1,8 +1,10 @@
 """Compile the variants of the C++ extension with nothing but g++ or clang++. Used by setup.py and scripts/run_tests.py.
 
-An object is rebuilt when its source, a header it includes (compiler depfiles) or its command line has changed. Headers
-that most sources include are precompiled. Results are renamed into place, so that a process that has loaded the old
-extension keeps it. A lock per variant makes concurrent builds safe.
+Small sources of a folder are compiled together, since most of the time goes into the headers and templates that they
+share; names without linkage are therefore unique within a folder. An object is rebuilt when one of its sources, a
+header that they include (compiler depfiles) or its command line has changed. Headers that most sources include are
+precompiled. Results are renamed into place, so that a process that has loaded the old extension keeps it. A lock per
+variant makes concurrent builds safe.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import shlex
@@ -54,9 +57,10 @@ TSAN_DEFINES = ("-DDEEP_EP_WARP=4", "-DDEEP_EP_COPY_PER_LANE=1", "-DDEEP_EP_TSAN
 # vptr needs type information that is missing with hidden visibility and in pybind11's own checks.
 ASAN_FLAGS = ("-DDEEP_EP_ASAN=1", "-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
 # Bindings are mostly pybind11 templates: half of the build time, with no loops to optimize and nothing that a checked
-# build checks. They are linked last, so that of an inline function that others use too the checked copy is taken.
-BINDINGS_FLAGS = ("-O1",)
-CHECKED_BINDINGS_FLAGS = ("-O0", "-g1", "-fno-sanitize=all")
+# build checks. They do not depend on the variant, so all variants link the same objects, and link them last: of an
+# inline function that others use too, the variant's own copy is taken.
+BINDINGS = "python"
+BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=all")
 # The host's code runs once per call, the kernels' once per thread. With the checks of UBSan, optimizing takes more than
 # half of a compilation.
 HOST_FOLDERS = ("host/control", "host/cuda", "host/heap", "host/launch", "host/modes", "host/network", "host/nvshmem")
@@ -75,7 +79,11 @@ STANDARD_HEADERS = (
 BINDINGS_HEADERS = ("pybind11/pybind11.h", "pybind11/functional.h", "pybind11/stl.h")
 LIBFABRIC_HEADER = "rdma/fabric.h"
 WITH_LIBFABRIC, WITHOUT_LIBFABRIC = "host/network/proxy/with_libfabric", "host/network/proxy/without_libfabric"
-PRECOMPILED_FOR = 4  # sources with the same flags; for fewer, precompiling costs more than it saves
+PRECOMPILED_FOR = 4  # units with the same flags; for fewer, precompiling costs more than it saves
+# More in a unit would save little, and leave cores idle while the last ones are compiled.
+UNIT_BYTES = 32_000
+# Its sources are the same body for several instruction sets.
+ALONE = "cpu/vector"
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,6 @@ class Variant:
 
     name: str
     flags: tuple[str, ...]
-    bindings_flags: tuple[str, ...] = CHECKED_BINDINGS_FLAGS
     host_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     instrument: tuple[str, ...] = ()  # for every file except those under `uninstrumented`
@@ -99,13 +106,11 @@ class Variant:
 VARIANTS = {
     v.name: v
     for v in (
-        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1"), bindings_flags=BINDINGS_FLAGS),
+        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
         Variant("exact", ("-O2", "-g1", *EXACT_DEFINES)),
         Variant(
             "asan",
             ("-O1", "-g1", *EXACT_DEFINES, *ASAN_FLAGS),
-            # Sanitizers cause false positives of this warning in pybind11.
-            bindings_flags=(*CHECKED_BINDINGS_FLAGS, "-Wno-maybe-uninitialized"),
             host_flags=CHECKED_HOST_FLAGS,
             link_flags=ASAN_FLAGS,
         ),
@@ -157,15 +162,69 @@ def _has_libfabric(variant: Variant) -> bool:
     return subprocess.run(asking, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
-def library_sources(variant: Variant, bindings: bool) -> list[Path]:
-    """Return the sources of csrc/ for a build, with or without those of the bindings.
+@dataclass(frozen=True)
+class Unit:
+    """Sources of one folder that are compiled together."""
+
+    sources: tuple[Path, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.sources[0].parent
+
+    @property
+    def name(self) -> Path:
+        """The path of the unit's object without its suffix, relative to the folder of objects."""
+        if len(self.sources) == 1:
+            return self.sources[0].relative_to(ROOT).with_suffix("")
+        return self.folder.relative_to(ROOT) / f"unit-{hashlib.sha256(self._text().encode()).hexdigest()[:8]}"
+
+    def _text(self) -> str:
+        return "".join(f'#include "{path.relative_to(SOURCE_ROOT)}"\n' for path in self.sources)
+
+    def file(self) -> Path:
+        """Return the file to compile, which includes the sources if they are several."""
+        if len(self.sources) == 1:
+            return self.sources[0].relative_to(ROOT)
+        file = ROOT / "build" / "native" / "units" / self.name.with_suffix(".cpp")
+        if not file.exists():  # its name tells its content
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(f"{file.name}.tmp{os.getpid()}")
+            temporary.write_text(self._text())
+            temporary.replace(file)
+        return file
+
+    def title(self) -> str:
+        return ", ".join(str(path.relative_to(ROOT)) for path in self.sources)
+
+
+def units_of(sources: Sequence[Path]) -> list[Unit]:
+    """Return sources as the units in which they are compiled."""
+    folders: dict[Path, list[Path]] = {}
+    for source in sources:
+        folders.setdefault(source.parent, []).append(source)
+    units = []
+    for folder, members in folders.items():
+        if not folder.is_relative_to(SOURCE_ROOT) or folder == SOURCE_ROOT / ALONE:
+            units += [Unit((source,)) for source in members]
+            continue
+        sizes = [source.stat().st_size for source in members]
+        count = -(-sum(sizes) // UNIT_BYTES)
+        cut: list[list[Path]] = [[] for _ in range(count)]
+        for source, before in zip(members, itertools.accumulate(sizes, initial=0)):
+            cut[before * count // sum(sizes)].append(source)
+        units += [Unit(tuple(part)) for part in cut if part]
+    return units
+
+
+def library_sources(variant: Variant) -> list[Path]:
+    """Return the sources of csrc/ for a build, without those of the bindings.
 
     The compiler is asked at every build which optional sources can be included, so that a build becomes stale when the
     machine has since got their headers.
     """
     left_out = [SOURCE_ROOT / (WITHOUT_LIBFABRIC if _has_libfabric(variant) else WITH_LIBFABRIC)]
-    if not bindings:
-        left_out.append(SOURCE_ROOT / "python")
+    left_out.append(SOURCE_ROOT / BINDINGS)
     everything = sorted(SOURCE_ROOT.rglob("*.cpp"))
     return [path for path in everything if not any(path.is_relative_to(folder) for folder in left_out)]
 
@@ -238,12 +297,12 @@ def objects_folder(variant: Variant) -> Path:
 def _is_bindings(source: Path) -> bool:
     """Return whether a source may include Python.h: in csrc/ only the bindings may."""
     if source.is_relative_to(SOURCE_ROOT):
-        return source.is_relative_to(SOURCE_ROOT / "python")
+        return source.is_relative_to(SOURCE_ROOT / BINDINGS)
     return source.name == "module.cpp"
 
 
 def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
-    """Return the flags to compile `source` for `module`, whose name only the bindings see."""
+    """Return the flags to compile `source` for `module`, whose name only bindings see."""
     flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
@@ -252,8 +311,7 @@ def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
     if _is_bindings(source):
         # pybind11 shares types and exception translators between modules of the same ABI. Ours must be private to each
         # module: where the C++ library is linked into each of them (zig), no module can catch what another throws.
-        abi = f'-DPYBIND11_BUILD_ABI="_{module}"'
-        flags += [*variant.bindings_flags, f"-DDEEP_EP_MODULE={module}", abi, *_python_flags()]
+        flags += [*BINDINGS_FLAGS, f'-DPYBIND11_BUILD_ABI="_{module}"', *_python_flags()]
     return flags
 
 
@@ -290,35 +348,46 @@ def precompiled(variant: Variant, compiler: list[str], flags: Sequence[str], hea
 
 
 def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], module: str) -> list[Path]:
-    """Compile stale objects, the largest source first, and return all object files."""
+    """Compile stale objects, the largest unit first, and return all object files."""
 
-    def output_of(source: Path) -> Path:
-        folder = module if _is_bindings(source) else ""
-        return objects_folder(variant) / folder / source.relative_to(ROOT).with_suffix(".o")
+    def output_of(unit: Unit) -> Path:
+        folder = module if _is_bindings(unit.sources[0]) else ""
+        return objects_folder(variant) / folder / unit.name.with_suffix(".o")
 
-    def headers_of(flags: tuple[str, ...], source: Path) -> list[str]:
-        return precompiled(variant, compiler, flags, BINDINGS_HEADERS if _is_bindings(source) else STANDARD_HEADERS)
+    def headers_of(flags: tuple[str, ...], unit: Unit) -> list[str]:
+        headers = BINDINGS_HEADERS if _is_bindings(unit.sources[0]) else STANDARD_HEADERS
+        return precompiled(variant, compiler, flags, headers)
 
-    def compile_one(source: Path, flags: tuple[str, ...]) -> None:
-        path, output = source.relative_to(ROOT), output_of(source)
-        command = [*compiler, *flags, "-MMD", "-c", str(path)]
+    def compile_one(unit: Unit, flags: tuple[str, ...]) -> None:
+        output = output_of(unit)
+        command = [*compiler, *flags, "-MMD", "-c", str(unit.file())]
         begin = begins[flags].result() if flags in begins else []
-        _compile(f"[{variant.name}] {path}", command, output.with_suffix(".d"), output, begin)
+        _compile(f"[{variant.name}] {unit.title()}", command, output.with_suffix(".d"), output, begin)
 
-    flags_of = {source: tuple(compile_flags(variant, source, module)) for source in sources}
+    units = units_of(sources)
+    flags_of = {unit: tuple(compile_flags(variant, unit.sources[0], module)) for unit in units}
     count = Counter(flags_of.values())
-    one_of = {flags: source for source, flags in flags_of.items() if count[flags] >= PRECOMPILED_FOR}
+    one_of = {flags: unit for unit, flags in flags_of.items() if count[flags] >= PRECOMPILED_FOR}
     with ThreadPoolExecutor(job_count()) as pool:
-        begins = {flags: pool.submit(headers_of, flags, source) for flags, source in one_of.items()}
-        by_size = sorted(sources, key=lambda source: source.stat().st_size, reverse=True)
-        futures = [pool.submit(compile_one, source, flags_of[source]) for source in by_size]
+        begins = {flags: pool.submit(headers_of, flags, unit) for flags, unit in one_of.items()}
+        by_size = sorted(units, key=lambda unit: sum(path.stat().st_size for path in unit.sources), reverse=True)
+        futures = [pool.submit(compile_one, unit, flags_of[unit]) for unit in by_size]
         try:
             for future in futures:
                 future.result()
         except BuildError:
             pool.shutdown(cancel_futures=True)
             raise
-    return [output_of(source) for source in sources]
+    return [output_of(unit) for unit in units]
+
+
+def _bindings(variant: Variant) -> list[Path]:
+    """Return the objects of the bindings for the variant, brought up to date."""
+    with_zig = variant.clang and find_clang().is_zig  # whose C++ library is another
+    shared = Variant("bindings-zig" if with_zig else "bindings", (), clang=with_zig)
+    compiler, _ = find_compiler(shared)
+    with _locked(objects_folder(shared) / ".lock"):
+        return _objects(shared, compiler, sorted((SOURCE_ROOT / BINDINGS).rglob("*.cpp")), "deep_ep_py")
 
 
 def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: Sequence[Path], target: Path) -> bool:
@@ -345,7 +414,12 @@ def build_module(variant: Variant, sources: Sequence[Path], target: Path, link: 
 def build_extension(variant: Variant, target: Path) -> bool:
     """Bring `target`, the variant's extension module, up to date; return whether anything had changed."""
     linked = objects_folder(variant) / target.name
-    changed = build_module(variant, library_sources(variant, bindings=True), linked)
+    compiler, link_flags = find_compiler(variant)
+    name = target.name.partition(".")[0]
+    entry = f"-Wl,--defsym=PyInit_{name}=PyInit__C"  # Python looks for the name of the file
+    with _locked(objects_folder(variant) / ".lock"):
+        objects = [*_objects(variant, compiler, library_sources(variant), name), *_bindings(variant)]
+        changed = _link(variant, [*compiler, "-shared"], (*link_flags, entry), objects, linked)
     if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
@@ -358,5 +432,5 @@ def build_program(variant: Variant, own: Sequence[Path], target: Path) -> None:
     """Link sources with all of csrc/ except the bindings into a program. Do not run it with a preloaded runtime."""
     compiler, link_flags = find_compiler(variant, program=True)
     with _locked(objects_folder(variant) / ".lock"):
-        objects = _objects(variant, compiler, [*library_sources(variant, bindings=False), *own], "")
+        objects = _objects(variant, compiler, [*library_sources(variant), *own], "")
         _link(variant, compiler, link_flags, objects, target)

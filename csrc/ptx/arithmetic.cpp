@@ -258,7 +258,7 @@ void selections(const std::string& bits) {
     made["selp.b" + bits] = made["selp.u" + bits] = select<T>;
 }
 
-const Handlers& handlers() {
+const Handlers& arithmetic_handlers() {
     static const Handlers all = [] {
         each_binary<Add, u16, u32, u64, i16, i32, i64, f32>("add");
         each_binary<Subtract, u16, u32, u64, i16, i32, i64, f32>("sub");
@@ -326,6 +326,6 @@ const Handlers& handlers() {
 
 }  // namespace
 
-Handler find_arithmetic(std::string_view opcode) { return look_up(handlers(), opcode); }
+Handler find_arithmetic(std::string_view opcode) { return look_up(arithmetic_handlers(), opcode); }
 
 }  // namespace deep_ep::ptx

@@ -158,7 +158,7 @@ void wait(Lane& lane, Step step) {
 }
 void fence(Lane& lane, Step) { lane.fence_copies(); }
 
-const Handlers& handlers() {
+const Handlers& bulk_handlers() {
     static const Handlers all{
         {"mbarrier.init.shared::cta.b64", initialise},
         {"mbarrier.arrive.expect_tx.shared::cta.b64", arrive},
@@ -175,6 +175,6 @@ const Handlers& handlers() {
 
 }  // namespace
 
-Handler find_bulk(std::string_view opcode) { return look_up(handlers(), opcode); }
+Handler find_bulk(std::string_view opcode) { return look_up(bulk_handlers(), opcode); }
 
 }  // namespace deep_ep::ptx

@@ -78,7 +78,7 @@ void any_of_block(Lane& lane, Step step) {
                    lane.sync(barrier, [&] { return cpu::barrier(barrier, threads, mine, lane.site()); }));
 }
 
-const Handlers& handlers() {
+const Handlers& collective_handlers() {
     static const Handlers all{
         {"bar.warp.sync", synchronize_warp},
         {"shfl.sync.idx.b32", shuffle<Shuffle::kIndex>},
@@ -98,7 +98,7 @@ const Handlers& handlers() {
 }  // namespace
 
 bool find_collective(std::string_view opcode, Instruction& instruction) {
-    instruction.handler = look_up(handlers(), opcode);
+    instruction.handler = look_up(collective_handlers(), opcode);
     const bool of_block = instruction.handler == synchronize_block || instruction.handler == any_of_block<true> ||
                           instruction.handler == any_of_block<false>;
     instruction.meets = instruction.handler == nullptr ? Meets::kNone : of_block ? Meets::kBlock : Meets::kWarp;

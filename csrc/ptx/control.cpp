@@ -24,7 +24,7 @@ void sleep(Lane& lane, Step step) {
     cpu::wait_until([] { return false; }, "nanosleep", until, lane.site().file, lane.site().line);
 }
 
-const Handlers& handlers() {
+const Handlers& control_handlers() {
     static const Handlers all{
         {"bra", branch}, {"bra.uni", branch}, {"call.uni", call},
         {"call", call},  {"ret", leave},      {"nanosleep.u32", sleep},
@@ -34,7 +34,7 @@ const Handlers& handlers() {
 
 }  // namespace
 
-Handler find_control(std::string_view opcode) { return look_up(handlers(), opcode); }
+Handler find_control(std::string_view opcode) { return look_up(control_handlers(), opcode); }
 
 bool understand(std::string_view opcode, Instruction& instruction) {
     for (const auto find : {find_arithmetic, find_conversion, find_control, find_bulk}) {

@@ -48,7 +48,7 @@ void from_generic(Lane& lane, Step step) {
     lane.set<u64>(step.operands[0], lane.get<u64>(step.operands[1]) - lane.generic(0, kSpace));
 }
 
-const Handlers& handlers() {
+const Handlers& conversion_handlers() {
     static const Handlers all{
         {"mov.pred", move<bool>},
         {"mov.u16", move<u16>},
@@ -82,6 +82,6 @@ const Handlers& handlers() {
 
 }  // namespace
 
-Handler find_conversion(std::string_view opcode) { return look_up(handlers(), opcode); }
+Handler find_conversion(std::string_view opcode) { return look_up(conversion_handlers(), opcode); }
 
 }  // namespace deep_ep::ptx

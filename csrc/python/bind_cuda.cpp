@@ -30,7 +30,7 @@ void raise(const char* name, const std::exception& error) {
     PyErr_SetString(type.ptr(), error.what());
 }
 
-void translate(std::exception_ptr error) {
+void translate_driver_error(std::exception_ptr error) {
     try {
         std::rethrow_exception(error);
     } catch (const CudaError& cuda) {
@@ -99,9 +99,10 @@ struct PoolScope {
     std::unique_ptr<host::PoolOver> over;
 };
 
-RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std::shared_ptr<host::Heap>> heaps,
-                            const NetworkOptions& network_options, const std::shared_ptr<const PrimaryContext>& context,
-                            std::shared_ptr<StreamLauncher> launcher) {
+RuntimePointer make_runtime_on_gpu(const host::BufferOptions& options, std::vector<std::shared_ptr<host::Heap>> heaps,
+                                   const NetworkOptions& network_options,
+                                   const std::shared_ptr<const PrimaryContext>& context,
+                                   std::shared_ptr<StreamLauncher> launcher) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<CudaMemory>(context);
     auto networks = networks_over(options, network_options, heaps, Kernels::kOnGpu);
@@ -123,7 +124,7 @@ uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage
 }  // namespace
 
 void bind_cuda(py::module_& module) {
-    py::register_local_exception_translator(translate);
+    py::register_local_exception_translator(translate_driver_error);
     py::module_ m = module.def_submodule("cuda", "GPUs through the CUDA driver, which is opened on first use.");
     m.attr("BLOCK_WARPS") = device::kBlockWarps;
     m.attr("COPY_STAGE_BYTES") = copies_bytes(true);
@@ -273,8 +274,8 @@ void bind_cuda(py::module_& module) {
                  return std::make_shared<GatheredLauncher>(std::move(gathering), rank, nanoseconds(timeout));
              }),
              py::arg("gathering"), py::arg("rank"), py::arg("timeout"));
-    m.def("make_runtime", make_runtime, py::arg("options"), py::arg("heaps"), py::arg("network"), py::arg("context"),
-          py::arg("launcher"),
+    m.def("make_runtime", make_runtime_on_gpu, py::arg("options"), py::arg("heaps"), py::arg("network"),
+          py::arg("context"), py::arg("launcher"),
           "Make a Runtime whose kernels the launcher runs; it looks them up there when it needs them. If some rank is "
           "not mapped, all heaps must be in host memory and pinned, since NICs are host threads.");
 }

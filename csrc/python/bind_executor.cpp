@@ -16,7 +16,7 @@ using cpu::Executor;
 using NoGil =
     py::call_guard<py::gil_scoped_release>;  // the waiting thread drives, and may hand over to another Python thread
 
-void translate(std::exception_ptr error) {
+void translate_broken_rule(std::exception_ptr error) {
     const auto raise = [](const char* name, const char* message) {
         const py::object type = py::module_::import("deep_ep_py.errors").attr(name);
         PyErr_SetString(type.ptr(), message);
@@ -54,7 +54,7 @@ py::dict world_end(bool abandon) {
 }  // namespace
 
 void bind_executor(py::module_& m) {
-    py::register_local_exception_translator(translate);
+    py::register_local_exception_translator(translate_broken_rule);
     py::module_ e = m.def_submodule("executor", "The SIMT executor: kernels on a CPU, ranks as threads.");
     Executor& executor = Executor::get();
     executor.set_interrupt_check(check_signals);

@@ -14,7 +14,7 @@ namespace {
 
 using host::Heap;
 using host::NetworkPlace;
-using host::proxy::Kind, host::proxy::OwnCost, host::proxy::PutLoops;
+using host::proxy::OwnCost, host::proxy::PutLoops;
 using Heaps = std::vector<std::shared_ptr<Heap>>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
@@ -49,7 +49,7 @@ NetworkPlace place_of(int rank, Memories& memories, std::string provider) {
 // The loops, with the memory that they use, which is freed after them.
 class Puts : Memories, public PutLoops {
   public:
-    Puts(Kind kind, int rank, Heaps heaps, std::string provider)
+    Puts(host::proxy::Kind kind, int rank, Heaps heaps, std::string provider)
         : Memories{{}, both(std::move(heaps))}, PutLoops(kind, place_of(rank, *this, std::move(provider))) {}
 
   private:
@@ -75,12 +75,12 @@ void bind_proxy(py::module_& module) {
     m.attr("SOURCES") = kLayout.region_offset(0);  // in the sender's heap
     m.attr("TARGETS") = kLayout.region_offset(0) + host::proxy::kMeasuredBytes;
     m.attr("MEASURED_BYTES") = host::proxy::kMeasuredBytes;
-    py::enum_<Kind>(m, "Kind")
-        .value("RAW", Kind::kRaw)
-        .value("STEPPED", Kind::kStepped)
-        .value("THREADED", Kind::kThreaded);
+    py::enum_<host::proxy::Kind>(m, "Kind")
+        .value("RAW", host::proxy::Kind::kRaw)
+        .value("STEPPED", host::proxy::Kind::kStepped)
+        .value("THREADED", host::proxy::Kind::kThreaded);
     py::class_<Puts>(m, "Puts", "Puts between rank 0 and rank 1, two processes that have mapped each other's heaps.")
-        .def(py::init<Kind, int, Heaps, std::string>(), py::kw_only(), py::arg("kind"), py::arg("rank"),
+        .def(py::init<host::proxy::Kind, int, Heaps, std::string>(), py::kw_only(), py::arg("kind"), py::arg("rank"),
              py::arg("heaps"), py::arg("provider"))
         .def_property_readonly("name", &PutLoops::name)
         .def("meet", &PutLoops::meet, NoGil(), "Wait until the peer has called this equally often.")

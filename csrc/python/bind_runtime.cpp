@@ -42,8 +42,9 @@ std::vector<std::shared_ptr<uint8_t>> control_pages(const BufferOptions& options
     return pages;
 }
 
-RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
-                            const NetworkOptions& network_options, const std::shared_ptr<host::KernelSource>& kernels) {
+RuntimePointer make_runtime_on_cpu(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
+                                   const NetworkOptions& network_options,
+                                   const std::shared_ptr<host::KernelSource>& kernels) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<host::CpuMemory>();
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
@@ -385,7 +386,7 @@ void bind_runtime(py::module_& m) {
     m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
-        .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"),
+        .def(py::init(&make_runtime_on_cpu), py::arg("options"), py::arg("heaps"), py::arg("network"),
              py::arg("kernels") = nullptr)
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
         .def_property_readonly("network_fault", [](const Runtime& runtime) { return runtime.networks().fault(); })

@@ -1,11 +1,11 @@
 // The extension module. Independent of torch: tensors are passed as addresses and sizes, outputs as DLPack capsules.
-#include "device/device.h"
+#include "cpu/executor/executor.h"
 #include "python/bindings.h"
 #include "wire/signals.h"
 
-PYBIND11_MODULE(DEEP_EP_MODULE, m) {
+PYBIND11_MODULE(_C, m) {
     m.doc() = "The native part of deep_ep_py.";
-    m.attr("WARP_SIZE") = deep_ep::device::kWarpSize;
+    m.attr("WARP_SIZE") = deep_ep::cpu::Executor::warp_size();
     m.attr("SIGNAL_UNIT") = deep_ep::wire::kUnit;
     m.attr("CHUNK_SLOTS") = deep_ep::wire::kSlots;
     deep_ep::python::bind_adoption(m);

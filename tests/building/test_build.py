@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import native_build
+import toolchain
+from builds import LONG
 from deep_ep_py.core import native
 
 pytestmark = pytest.mark.once
@@ -20,13 +22,8 @@ pytestmark = pytest.mark.once
 MODULE = """\
 #include <Python.h>
 #include "host/answer.h"
-#define CONCAT_(a, b) a##b
-#define CONCAT(a, b) CONCAT_(a, b)
-#define NAME_(a) #a
-#define NAME(a) NAME_(a)
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAME(DEEP_EP_MODULE), nullptr, -1, nullptr,
-                                 nullptr, nullptr, nullptr, nullptr};
-PyMODINIT_FUNC CONCAT(PyInit_, DEEP_EP_MODULE)() {
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC PyInit__C() {
     PyObject* module = PyModule_Create(&definition);
     PyModule_AddIntConstant(module, "answer", answer());
     return module;
@@ -108,19 +105,52 @@ def test_standard_headers_are_compiled_once(
     monkeypatch.setenv("CXX", "g++")
     tree.build()
     assert "headers" not in capfd.readouterr().out
-    tree.write("host/begins.cpp", "std::vector<int> begins_behind_the_headers;\n")
+    tree.write("nic/begins.cpp", "std::vector<int> begins_behind_the_headers;\n")
     with pytest.raises(native_build.BuildError, match="vector"):
         tree.build()
     monkeypatch.setattr(native_build, "PRECOMPILED_FOR", 3)
     tree.build()
     assert capfd.readouterr().out.count("standard headers") == 1
-    tree.write("host/begins.cpp", "std::string begins_behind_the_headers;\n")
+    tree.write("nic/begins.cpp", "std::string begins_behind_the_headers;\n")
     assert tree.build() and not tree.build()
     assert "headers" not in capfd.readouterr().out
     monkeypatch.setenv("CXX", "ccache g++")
     if shutil.which("ccache"):
         with pytest.raises(native_build.BuildError, match="string"):
             tree.build()
+
+
+def test_sources_of_a_folder_are_compiled_together(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As far as that leaves work for all cores; each still is rebuilt when it changes, and only in its unit."""
+    for number in range(3):
+        tree.write(f"nic/part{number}.cpp", f"int part{number} = 0;\n")
+    tree.build()
+    assert "csrc/nic/part0.cpp, csrc/nic/part1.cpp, csrc/nic/part2.cpp" in capfd.readouterr().out
+    assert not tree.build()
+    tree.write("nic/part1.cpp", "int part1 = 1;\n")
+    assert tree.build()
+    assert re.findall(r"\S+\.cpp", capfd.readouterr().out) == [f"csrc/nic/part{number}.cpp" for number in range(3)]
+
+    monkeypatch.setattr(native_build, "UNIT_BYTES", 30)
+    sources = sorted((tree.root / "csrc/nic").glob("*.cpp"))
+    assert [len(unit.sources) for unit in native_build.units_of(sources)] == [2, 1]
+
+
+@pytest.mark.skipif(not LONG, reason="compiles the bindings again: `make test-long` runs it")
+def test_bindings_are_the_same_in_every_variant(tmp_path: Path) -> None:
+    """All variants link the objects of one, so nothing that differs between variants may be compiled into them."""
+    shared, compiler = native_build.Variant("bindings", ()), toolchain.find_gcc()
+    sources = sorted((native_build.SOURCE_ROOT / native_build.BINDINGS).rglob("*.cpp"))
+    other = [*native_build.TSAN_DEFINES, "-DDEEP_EP_ASAN=1"]
+    for unit in native_build.units_of(sources):
+        flags = native_build.compile_flags(shared, unit.sources[0], "deep_ep_py")
+        objects = [tmp_path / "as_linked.o", tmp_path / "in_checked.o"]
+        for output, defines in zip(objects, ([], other)):
+            command = [*compiler, *flags, *defines, "-c", str(unit.file()), "-o", str(output)]
+            subprocess.run(command, cwd=native_build.ROOT, check=True)
+        assert objects[0].read_bytes() == objects[1].read_bytes(), unit.title()
 
 
 def test_program_links_all_but_the_bindings(tree: Tree) -> None:

@@ -195,6 +195,8 @@ void Executor::unshare_memory(const void* begin) {
     state_->scheduler.memory.remove(begin);
 }
 
+unsigned Executor::warp_size() { return kWarpWidth; }
+
 void Executor::interrupts_are_checked() { FreeThreads::interrupts_are_checked(); }
 
 void Executor::set_interrupt_check(std::function<void()> check) {

@@ -63,6 +63,8 @@ struct WorldStats {
 class Executor {
   public:
     static Executor& get();
+    // How many lanes the warps of this build have.
+    static unsigned warp_size();
 
     // Kernels. Launches on one (rank, stream) run one after the other; all others run concurrently with all blocks
     // resident. A kernel sees what the launching thread wrote; a thread that has waited for it sees what it wrote.

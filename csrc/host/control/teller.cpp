@@ -9,7 +9,7 @@ namespace deep_ep::host {
 namespace {
 
 // Costs less than half a percent of a core as long as a Buffer exists.
-constexpr auto kNap = std::chrono::milliseconds(5);
+constexpr auto kTellerNap = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -42,7 +42,7 @@ TellerThread::~TellerThread() {
 void TellerThread::serve() {
     while (!stopping_.load(std::memory_order_relaxed)) {
         if (due()) tell();
-        std::this_thread::sleep_for(kNap);
+        std::this_thread::sleep_for(kTellerNap);
     }
 }
 

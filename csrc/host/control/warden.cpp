@@ -9,7 +9,7 @@
 namespace deep_ep::host {
 namespace {
 
-constexpr auto kNap = std::chrono::milliseconds(5);
+constexpr auto kWardenNap = std::chrono::milliseconds(5);
 constexpr int kSilentSteps = 3;
 
 }  // namespace
@@ -232,7 +232,7 @@ WardenThread::WardenThread(WardenPost post, std::unique_ptr<Memory> memory, cons
     : Warden(std::move(post), std::move(memory), make_control), thread_([this] {
           while (!stopping_.load(std::memory_order_relaxed)) {
               if (due()) serve();
-              std::this_thread::sleep_for(kNap);
+              std::this_thread::sleep_for(kWardenNap);
           }
       }) {}
 

@@ -10,9 +10,6 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-constexpr size_t kInFlight = 256;
-constexpr size_t kEventsAtOnce = 64;
-
 // The minimum that moves puts over a provider: one write with an immediate per put, by the same call and with the same
 // flags as the proxy uses, and reads of the completion queue.
 class RawPuts final : public Puts {
@@ -53,6 +50,9 @@ class RawPuts final : public Puts {
     u64 arrived() const override { return arrived_; }
 
   private:
+    static constexpr size_t kInFlight = 256;
+    static constexpr size_t kEventsAtOnce = 64;
+
     bool is_ours(void* context) const { return context >= contexts_.begin() && context < contexts_.end(); }
 
     const u32 peer_;
