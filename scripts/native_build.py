@@ -180,7 +180,9 @@ class Unit:
         return self.folder.relative_to(ROOT) / f"unit-{hashlib.sha256(self._text().encode()).hexdigest()[:8]}"
 
     def _text(self) -> str:
-        return "".join(f'#include "{path.relative_to(SOURCE_ROOT)}"\n' for path in self.sources)
+        of_library = self.folder.is_relative_to(SOURCE_ROOT)  # by -I, which leads to a copy that has a planted bug
+        paths = [path.relative_to(SOURCE_ROOT) if of_library else path for path in self.sources]
+        return "".join(f'#include "{path}"\n' for path in paths)
 
     def file(self) -> Path:
         """Return the file to compile, which includes the sources if they are several."""
@@ -205,7 +207,7 @@ def units_of(sources: Sequence[Path]) -> list[Unit]:
         folders.setdefault(source.parent, []).append(source)
     units = []
     for folder, members in folders.items():
-        if not folder.is_relative_to(SOURCE_ROOT) or folder == SOURCE_ROOT / ALONE:
+        if folder == SOURCE_ROOT / ALONE:
             units += [Unit((source,)) for source in members]
             continue
         sizes = [source.stat().st_size for source in members]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("thorough")
 
 
+def pytest_collection_finish() -> None:
+    # Garbage is collected in front of every run of ranks: torch and the tests themselves need not be looked through.
+    gc.freeze()
+
+
 def pytest_report_header() -> str:
     return f"deep_ep_py build: {BUILD}"
 
@@ -105,9 +111,9 @@ def double() -> Path:
 
 
 @pytest.fixture(scope="session")
-def nvshmem_doubles(tmp_path_factory: pytest.TempPathFactory) -> NvshmemDoubles:
+def nvshmem_doubles() -> NvshmemDoubles:
     """Return the folders of the stand-ins for libnvshmem_host.so.3, by release."""
-    return NvshmemDoubles(tmp_path_factory.mktemp("nvshmem"))
+    return NvshmemDoubles()
 
 
 @pytest.fixture(scope="session")

@@ -114,37 +114,30 @@ def build_driver_double(runs_kernels: bool) -> Path:
     return folder
 
 
-def build_nvshmem_double(folder: Path, creates_queue_pairs: bool) -> Path:
-    """Build the stand-in for libnvshmem_host.so.3 into `folder`, for LD_LIBRARY_PATH, which must also name the
-    driver's.
+@cache
+def build_nvshmem_double(creates_queue_pairs: bool) -> Path:
+    """Build the stand-in for libnvshmem_host.so.3.
 
-    Depending on `creates_queue_pairs`, it can act as every release that has nvshmemx_qp_create, or as every older one;
-    `NVSHMEM_DOUBLE_VERSION` selects the release.
+    Returns its folder, for LD_LIBRARY_PATH, which must also name the driver's. Depending on `creates_queue_pairs`, it
+    can act as every release that has nvshmemx_qp_create, or as every older one; `NVSHMEM_DOUBLE_VERSION` selects the
+    release.
     """
     double, soname = NATIVE / "nvshmem_double", "libnvshmem_host.so.3"
     defines = [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates_queue_pairs)}"]
-    flags = ["-O2", "-g1", "-shared", f"-I{native_build.SOURCE_ROOT}", *defines]
+    name = "nvshmem_double" if creates_queue_pairs else "nvshmem_double_before_3.5"
+    variant = native_build.Variant(name, ("-O1", "-g1", *defines))
     sources = [*sorted(double.glob("*.cpp")), *sources_of("nic", "observe")]
-    link = [f"-Wl,-soname,{soname}", "-Wl,-Bsymbolic", "-ldl"]
-    command = ["g++", *native_build.COMMON_FLAGS, *flags, *map(str, sources), *link, "-o", str(folder / soname)]
-    subprocess.run(command, check=True)
+    folder = native_build.objects_folder(variant)
+    native_build.build_module(variant, sources, folder / soname, (f"-Wl,-soname,{soname}", "-Wl,-Bsymbolic"))
     return folder
 
 
 class NvshmemDoubles:
-    """The stand-ins for NVSHMEM's host library, each built once, on demand."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    """The stand-ins for NVSHMEM's host library, built on demand."""
 
     def folder(self, version: str) -> Path:
         """Return the folder of a release, for LD_LIBRARY_PATH."""
-        creates = tuple(map(int, version.split("."))) >= (3, 5)
-        folder = self._folder / ("creates" if creates else "does_not_create")
-        if not folder.exists():
-            folder.mkdir()
-            build_nvshmem_double(folder, creates)
-        return folder
+        return build_nvshmem_double(tuple(map(int, version.split("."))) >= (3, 5))
 
     def environment(self, driver: Path, version: str, meeting: Path, **variables: str) -> dict[str, str]:
         """Return the environment of processes over the stand-ins for this release and for the driver, which meet in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import os
 import threading
@@ -174,6 +175,7 @@ def take_compiled_probe() -> None:
 
 def install(compile_kernels: bool = True) -> None:
     """Let Buffers be made on the pretend GPU."""
+    gc.freeze()  # a run of ranks collects garbage first, which need not look through all of torch
     if os.environ.get(INTERPRETED):
         jit.KernelCache = lambda: ptx_cache(over_stand_in=True).kernels  # type: ignore[assignment, misc]
     elif not compile_kernels:

@@ -28,7 +28,7 @@ def main() -> None:
     try:
         buffer.dispatch(**dispatch_arguments(trial.work, rank))
     except deep_ep.DeepEPError as error:
-        if time.monotonic() - began > 5.0:  # generous, for a loaded machine
+        if time.monotonic() - began > 20.0:  # generous, for a loaded machine, and far below the Buffer's timeout
             sys.exit(f"noticed after {time.monotonic() - began:.1f} s")
         print(f"rank {rank} raised {type(error).__name__}: {error}", flush=True)
     else:

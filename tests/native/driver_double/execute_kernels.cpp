@@ -76,7 +76,7 @@ std::string name_of(const std::string& symbol) {
     return name;
 }
 
-std::mutex mutex;                                      // guards everything below
+std::mutex run_mutex;                                  // guards everything below
 std::map<std::pair<int, unsigned>, int> streams;       // executor streams, by queue and rank
 std::map<uint64_t, std::vector<uint64_t>> launches;    // executor launches, by the number passed to ended()
 std::vector<std::shared_ptr<const Program>> programs;  // kernels of modules that have been unloaded may still run
@@ -88,7 +88,7 @@ std::vector<std::shared_ptr<const Program>> programs;  // kernels of modules tha
 uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream,
              const void* args) {
     if (!is_ours(code)) return 0;
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(run_mutex);
     const std::string name = name_of(code.symbol);
     const bool for_all = for_ranks(code.symbol);
     std::vector<uint64_t> parts;
@@ -136,14 +136,14 @@ void unshare(const void* memory) { Executor::get().unshare_memory(memory); }
 // Lets kernels run for a while: on a GPU they run by themselves.
 bool ended(uint64_t number) {
     if (number == 0) return true;
-    std::unique_lock<std::mutex> lock(mutex);
+    std::unique_lock<std::mutex> lock(run_mutex);
     const std::vector<uint64_t> parts = launches.at(number);
     lock.unlock();
     Executor& executor = Executor::get();
     const auto all_ended = [&] {
         return std::all_of(parts.begin(), parts.end(), [&](uint64_t serial) { return executor.finished(serial); });
     };
-    constexpr uint64_t kTurn = 200'000;  // ns
+    constexpr uint64_t kTurn = 1'000'000;  // ns: shorter ones wake the threads of all ranks too often
     return executor.wait(all_ended, "event", executor.now_ns() + kTurn);
 }
 

@@ -12,12 +12,12 @@ namespace {
 // Marks a PE that has given up; not a count of meetings.
 constexpr uint64_t kGone = ~0ull;
 
-struct Said {
+}  // namespace
+
+struct Meeting::Said {
     char call[48];
     uint64_t first, second;
 };
-
-}  // namespace
 
 struct alignas(64) Meeting::Slot {
     uint64_t came;  // number of meetings it has reached

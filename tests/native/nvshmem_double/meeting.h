@@ -21,6 +21,7 @@ class Meeting {
     void meet(const std::string& call, uint64_t first = 0, uint64_t second = 0);
 
   private:
+    struct Said;
     struct Slot;
     Slot* slot(int pe) const;
     [[noreturn]] void give_up(const std::string& call, const std::string& why);
