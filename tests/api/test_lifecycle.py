@@ -13,7 +13,7 @@ from builds import FABRICS
 from cases import BY_NAME
 from deep_ep_py.testing import run_ranks
 from harness import Trial, as_received, dispatch_arguments, make_buffer, round_trip, under_schedules
-from launches import shared_memory, torchrun
+from launches import forked, shared_memory
 
 TRIALS = [Trial.of(BY_NAME["uniform"], 1), Trial.of(BY_NAME["uneven_tokens"], 2)]
 
@@ -60,7 +60,7 @@ def test_a_buffer_that_one_rank_drops(fabric: str) -> None:
 @pytest.mark.once
 def test_many_buffers_of_processes(workers: Path) -> None:
     before = shared_memory()
-    done = torchrun(workers / "many_buffers.py", 4)
+    done = forked(workers / "many_buffers.py", 4)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before, "processes have left shared memory behind"
 

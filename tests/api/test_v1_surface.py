@@ -107,7 +107,7 @@ def test_number_of_sms_is_that_of_the_kernels(
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.thorough)])
 def test_buffers_of_the_size_v1_hints_at(ranks: int) -> None:
     """As V1's callers create them: DeepSeek-V3's hidden size, the default Configs, no other arguments."""
     case = Case("v1_sized", ranks, tokens=24, hidden=7168, topk=8, experts=8 * ranks)

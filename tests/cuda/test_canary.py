@@ -64,6 +64,7 @@ def test_every_mode_of_the_driver(double: Path, workers: Path) -> None:
         assert seen == {"gpu": "Double", **GOOD, **differs}, mode
 
 
+@pytest.mark.thorough
 def test_a_driver_that_hangs_is_given_up(double: Path, workers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier findings are kept, here that 8 streams share 4 queues. The process no longer exists."""
     faults = {"DOUBLE_MAP_HANGS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "4"}

@@ -18,7 +18,7 @@ from deep_ep_py.bench.tables import print_report
 from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
-from launches import on_threads, shared_memory, torchrun
+from launches import forked, on_threads, shared_memory
 from low_latency_gpu import BY_NAME as LOW_LATENCY_CASES
 from low_latency_gpu import WATCHED
 from machines import two_machines
@@ -60,7 +60,7 @@ def test_low_latency_layers(
     """Low-latency calls of 4 processes, complete and with hooks, in one launch or two."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
-    done = torchrun(workers / "low_latency_layers.py", RANKS, "--pretend-gpu", f"--fabric={fabric}")
+    done = forked(workers / "low_latency_layers.py", RANKS, "--pretend-gpu", f"--fabric={fabric}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -79,7 +79,7 @@ def test_round_trip(
     monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     before = shared_memory()
-    done = torchrun(workers / "round_trip.py", RANKS, "--pretend-gpu", f"--path={path}")
+    done = forked(workers / "round_trip.py", RANKS, "--pretend-gpu", f"--path={path}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     calls = (tmp_path / "log").read_text()
@@ -100,7 +100,7 @@ def test_graphs_between_processes(
     """Replays between recoveries, without any host call of this library."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
-    done = torchrun(workers / "replays_between_processes.py", 2, f"--fabric={fabric}")
+    done = forked(workers / "replays_between_processes.py", 2, f"--fabric={fabric}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -125,7 +125,7 @@ def test_a_provider_that_is_not_there(
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     monkeypatch.setenv(PROVIDER, "carrier pigeons")
-    done = torchrun(workers / "low_latency_layers.py", 2, "--pretend-gpu", "--fabric=proxy")
+    done = forked(workers / "low_latency_layers.py", 2, "--pretend-gpu", "--fabric=proxy")
     assert done.returncode != 0
     assert "DEEP_EP_PROXY_PROVIDER='carrier pigeons': expected one of efa" in done.stdout + done.stderr
     assert "launch grid" not in (tmp_path / "log").read_text()

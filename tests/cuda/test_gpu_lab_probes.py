@@ -53,6 +53,7 @@ def test_a_gpu_without_bulk_copies_compiles_the_rest() -> None:
 
 
 @pytest.mark.parametrize("source", KERNELS_OF)
+@pytest.mark.thorough
 def test_probes_compile(source: str) -> None:
     for name in KERNELS_OF[source]:
         code = compiled(source, name)

@@ -69,6 +69,7 @@ def test_low_latency_mode_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_p
     assert size["ops"]["dispatch"]["moved_bytes"] == (rows * (128 + 4) + tokens * 2 * 128) / 2
 
 
+@pytest.mark.thorough
 def test_the_rates_of_gpus_that_are_linked(driver: Path, workers: Path, tmp_path: Path) -> None:
     """Everything but the times. Each rank sees only its own GPU."""
     options = ["--tokens=64", "--hidden=64", "--iterations=2", f"--json={tmp_path / 'report.json'}"]

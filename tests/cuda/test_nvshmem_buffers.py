@@ -31,9 +31,9 @@ SHARED, OWN = "3.4.5", "3.8.0"
 @pytest.mark.parametrize(
     ("version", "ranks", "per_node", "options"),
     [
-        (SHARED, 4, (1, 2, 4), ("--foreign",)),
+        pytest.param(SHARED, 4, (1, 2, 4), ("--foreign",), marks=pytest.mark.thorough),
         (OWN, 4, (1, 2), ("--foreign",)),
-        (OWN, 8, (4,), ()),
+        pytest.param(OWN, 8, (4,), (), marks=pytest.mark.thorough),
         in_long(SHARED, 8, (1, 2, 4), ("--foreign",)),
         in_long(OWN, 2, (1, 2), ("--foreign",)),
         in_long("3.5.21", 4, (1, 2), ("--foreign",)),

@@ -14,7 +14,7 @@ import pytest
 
 from builds import in_long
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
-from launches import torchrun
+from launches import forked
 from native_programs import NvshmemDoubles
 from nvshmem_library import Golden, compile_module, module_source
 from places import DATA
@@ -71,7 +71,7 @@ def run(
         environment = nvshmem_doubles.environment(idle_double, version, tmp_path, NVSHMEM_SYMMETRIC_SIZE="16M")
         for name, value in {**environment, **{k: v for some in settings for k, v in some.items()}}.items():
             monkeypatch.setenv(name, value)
-        return torchrun(workers / "nvshmem_calls.py", pes, scenario, str(modules / f"{OLDEST}.cubin"))
+        return forked(workers / "nvshmem_calls.py", pes, scenario, str(modules / f"{OLDEST}.cubin"))
 
     return start
 

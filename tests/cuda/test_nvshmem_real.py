@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launches import torchrun
+from launches import forked
 
 FOLDER = os.environ.get("DEEP_EP_NVSHMEM_WHEELS", "")
 WHEELS = sorted(Path(FOLDER).glob("nvidia_nvshmem*.whl")) if FOLDER else []
@@ -33,7 +33,7 @@ def test_it_bootstraps_and_finds_no_gpu(
         libraries = [name for name in archive.namelist() if re.search(r"/lib/[^/]+\.so", name)]
         archive.extractall(tmp_path, libraries)
     monkeypatch.setenv("LD_LIBRARY_PATH", str((tmp_path / libraries[0]).parent))
-    done = torchrun(workers / "nvshmem_without_gpu.py", 2)
+    done = forked(workers / "nvshmem_without_gpu.py", 2)
     said = [line for line in done.stdout.splitlines() if line.startswith("status ")]
     version = wheel.name.split("-")[1]
     assert len(said) == 2, done.stdout + done.stderr

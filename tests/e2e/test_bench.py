@@ -209,7 +209,7 @@ LOW_LATENCY = {"dispatch", "combine", "combine_private", "pair"} | {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("dtype", [pytest.param("bf16", marks=pytest.mark.thorough), "fp8"])
 def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
     options = ["--mode=low-latency", f"--dtype={dtype}", "--hidden=128", "--tokens=24,1", "--json=report.json"]
     baselines = "--baseline=memcpy,gloo_bare,normal,barrier"
@@ -233,7 +233,7 @@ def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_run_of_the_elastic_buffer(nodes: int, tmp_path: Path) -> None:
     options = ["--mode=elastic", "--tokens=24,1", "--json=report.json", f"--nodes={nodes}", "--baseline=memcpy"]
     done = bench(*SMALL, *options, "--plot=plot.png", cwd=tmp_path)
@@ -246,6 +246,7 @@ def test_a_run_of_the_elastic_buffer(nodes: int, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_what_the_elastic_buffer_is_not_measured_with(tmp_path: Path) -> None:
     for options, why in (
         (["--dtype=fp8", "--hidden=128"], "--dtype bf16 only"),
@@ -273,6 +274,7 @@ def test_one_wrong_element_is_seen(operation: str, tmp_path: Path) -> None:
     assert result["checks"]["pair"] == []
 
 
+@pytest.mark.thorough
 def test_fp8_rows_go_with_their_scales_and_without_combine(tmp_path: Path) -> None:
     options = ["--dtype=fp8", "--hidden=256", "--keep=2", "--baseline=memcpy,gloo_bare,gloo", "--tokens=24"]
     done = bench(*SMALL, *options, "--json=report.json", "--plot=plot.png", cwd=tmp_path)
@@ -322,6 +324,7 @@ def test_wrong_scales_are_seen() -> None:
     assert "scales" in (Oracle(inputs, 0).check_dispatch((x, scales)) or "")
 
 
+@pytest.mark.thorough
 def test_ranks_on_several_nodes(tmp_path: Path) -> None:
     done = bench(*SMALL, "--nodes=2", "--tokens=24", "--no-plot", "--json=report.json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -337,6 +340,7 @@ def test_ranks_on_several_nodes(tmp_path: Path) -> None:
     assert "messages" in done.stdout and "NICs" in result["config"]["notes"]["wire"]
 
 
+@pytest.mark.thorough
 def test_low_latency_on_several_nodes(tmp_path: Path) -> None:
     """Crossing rows are counted there too: one for each choice of an expert on the other node, in both directions."""
     options = ("--mode=low-latency", "--nodes=2", "--tokens=8", "--no-plot", "--json=report.json")

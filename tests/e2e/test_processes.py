@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from builds import BUILD, LONG
-from launches import shared_memory, torchrun
+from launches import forked, shared_memory, torchrun
 from worker_runs import lines_of
 
 SIZES = ([2, 4, 8] if LONG else [2, 4]) if BUILD == "fast" else [2]
@@ -37,7 +37,7 @@ def test_low_latency_layers(workers: Path, ranks: int) -> None:
 @pytest.mark.once
 @pytest.mark.thorough
 def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:
-    done = torchrun(workers / "async_calls.py", 3)
+    done = forked(workers / "async_calls.py", 3)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -72,5 +72,5 @@ def test_a_process_that_dies(workers: Path) -> None:
 
 @pytest.mark.once
 def test_what_one_rank_cannot_make(workers: Path) -> None:
-    done = torchrun(workers / "half_made.py", 2)
+    done = forked(workers / "half_made.py", 2)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ import pytest
 from builds import LONG
 from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
-from launches import of_ranks, shared_memory, torchrun
+from launches import forked, of_ranks, shared_memory
 from worker_runs import lines_of
 
 OFFERED = C.proxy_providers()
@@ -39,7 +39,7 @@ def test_round_trip(workers: Path, provider: str, ranks: int, monkeypatch: pytes
     """Directly to each rank and in two hops; outputs outlive their Buffer."""
     monkeypatch.setenv(PROVIDER, provider)
     before = shared_memory()
-    done = torchrun(workers / "round_trip.py", ranks, "--path=proxy", "--path=proxy_in_two_hops")
+    done = forked(workers / "round_trip.py", ranks, "--path=proxy", "--path=proxy_in_two_hops")
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before, "processes have left shared memory behind"
 
@@ -47,7 +47,7 @@ def test_round_trip(workers: Path, provider: str, ranks: int, monkeypatch: pytes
 @pytest.mark.parametrize("provider", TCP[:1])
 def test_low_latency_layers(workers: Path, provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROVIDER, provider)
-    done = torchrun(workers / "low_latency_layers.py", 4, "--fabric=proxy")
+    done = forked(workers / "low_latency_layers.py", 4, "--fabric=proxy")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -80,7 +80,7 @@ def test_idle_buffers_sleep(workers: Path) -> None:
     """Idle Buffers use less than 1 % of a core each, which a thread that polls every millisecond exceeds. They still
     work afterwards."""
     providers = [provider for provider in ("net", "tcp;ofi_rxm", "shm") if provider in OFFERED]
-    done = torchrun(workers / "idle_buffers.py", 2, *providers)
+    done = forked(workers / "idle_buffers.py", 2, *providers)
     assert done.returncode == 0, done.stdout + done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [report["provider"] for report in reports] == providers, done.stdout
@@ -103,7 +103,7 @@ def test_signals_stay_the_callers() -> None:
 
 def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROVIDER, "carrier pigeons")
-    done = torchrun(workers / "round_trip.py", 2, "--path=proxy")
+    done = forked(workers / "round_trip.py", 2, "--path=proxy")
     assert done.returncode != 0
     assert (
         "DEEP_EP_PROXY_PROVIDER='carrier pigeons': expected one of efa, verbs;ofi_rxm, net, tcp"
@@ -113,13 +113,13 @@ def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyP
 
 def test_one_rank_that_cannot_go_along(workers: Path) -> None:
     """All ranks learn of it before any of them has created a network."""
-    done = torchrun(workers / "refused_paths.py", 3)
+    done = forked(workers / "refused_paths.py", 3)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_enable_shrink_is_refused(workers: Path) -> None:
     """A rank that was left out could still write into the memory of the others: no provider reports when it no longer
     can."""
-    done = torchrun(workers / "shrinking_proxy.py", 2)
+    done = forked(workers / "shrinking_proxy.py", 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("enable_shrink=True: expected a fabric other than 'proxy'") == 2, done.stdout

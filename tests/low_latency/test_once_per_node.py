@@ -19,7 +19,7 @@ from deep_ep_py.modes.low_latency.sizes import Sizes as LibrarySizes
 from deep_ep_py.testing import run_ranks, sleep
 from deep_ep_py.topology.topology import Topology
 from harness import barrier, under_schedules
-from launches import torchrun
+from launches import forked
 from low_latency import (
     BF16,
     CASTS,
@@ -199,7 +199,7 @@ def test_a_call_that_is_begun_waits_for_no_peer(fabric: str) -> None:
 
 @pytest.mark.once
 def test_a_process_forwards_while_it_waits_elsewhere(workers: Path) -> None:
-    done = torchrun(workers / "begun_early.py", 4, timeout=120)
+    done = forked(workers / "begun_early.py", 4, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

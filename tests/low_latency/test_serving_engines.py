@@ -19,7 +19,7 @@ from builds import SANITIZED
 from cases import Case
 from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, under_schedules
-from launches import torchrun
+from launches import forked
 from low_latency import BF16, CASTS, Sizes, Work, check_combine, check_dispatch
 from names import deep_ep_names
 from serving import take_turns, works_of
@@ -277,6 +277,6 @@ def test_what_only_forks_of_deep_ep_take() -> None:
 @pytest.mark.once
 def test_between_processes(workers: Path) -> None:
     """Micro-batches of vLLM on two threads, so that hooks run on another thread than their calls; of SGLang on one."""
-    done = torchrun(workers / "serving_engines.py", 2)
+    done = forked(workers / "serving_engines.py", 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"rank {rank} is done" in done.stdout for rank in range(2)), done.stdout

@@ -17,7 +17,7 @@ from deep_ep_py import moe, ops
 from deep_ep_py.moe import packed
 from deep_ep_py.testing import run_ranks
 from harness import under_schedules
-from launches import torchrun
+from launches import forked
 from low_latency import CASTS, Sizes, Work, make_buffer
 
 # Also a rank without tokens, and one with the maximum number.
@@ -342,6 +342,6 @@ def test_between_processes(workers: Path, tmp_path: Path, monkeypatch: pytest.Mo
     """Micro-batch steps on other threads than the ones that began them, and a layer compiled by inductor."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     backend = "aot_eager" if shutil.which("g++") is None else "inductor"
-    done = torchrun(workers / "decode_layers.py", 2, backend)
+    done = forked(workers / "decode_layers.py", 2, backend)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"rank {rank} is done" in done.stdout for rank in range(2)), done.stdout

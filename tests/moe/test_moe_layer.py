@@ -19,7 +19,7 @@ from deep_ep_py import moe, ops
 from deep_ep_py.examples.train_model import OneProcessMoE
 from deep_ep_py.testing import run_ranks
 from harness import make_buffer, under_schedules
-from launches import torchrun
+from launches import forked
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 16, 8, 8, 3
 TOKENS = (5, 0, 11, 2)
@@ -146,11 +146,12 @@ def test_the_gate_chooses_the_most_likely() -> None:
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if LONG else ["inductor"])
+@pytest.mark.thorough
 def test_compiled_in_one_piece(workers: Path, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch's cache identifies a graph by the names of its ops, and could return one for an op that had other outputs.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("needs g++: inductor compiles C++")
-    done = torchrun(workers / "compiled_layer.py", 2, backend)
+    done = forked(workers / "compiled_layer.py", 2, backend)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"rank {rank} is done" in done.stdout for rank in range(2)), done.stdout

@@ -17,7 +17,7 @@ import torch
 import deep_ep_py as deep_ep
 from cases import Case
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
-from launches import on_threads, shared_memory, torchrun
+from launches import forked, on_threads, shared_memory
 
 # Each rank receives 40 rows of 512 bytes.
 CASE = Case("arena", ranks=2, tokens=20, hidden=256, topk=2, experts=2)
@@ -153,7 +153,7 @@ def test_an_arena_grows_between_processes(
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     before = shared_memory()
-    done = torchrun(workers / "growing_arena.py", 3, "--processes")
+    done = forked(workers / "growing_arena.py", 3, "--processes")
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     assert done.stdout.split() == GROWING + BETWEEN_PROCESSES

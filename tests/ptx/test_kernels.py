@@ -31,7 +31,10 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a") if LONG else ("sm_90a"
 takes_long = pytest.mark.skipif(not LONG, reason="takes long: DEEP_EP_LONG=1")
 
 
-FEW = [(1, "peer"), (2, "proxy"), (3, "peer"), (3, "ibgda")]
+FEW = [
+    (2, "proxy"),
+    *(pytest.param(*one, marks=pytest.mark.thorough) for one in ((1, "peer"), (3, "peer"), (3, "ibgda"))),
+]
 BY_RANKS = [(ranks, fabric) for ranks in (1, 2, 4, 8) for fabric in ("peer", "ibgda", "proxy")] if LONG else FEW
 
 

@@ -34,11 +34,13 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
+@pytest.mark.thorough
 def test_ranks_as_threads(double: Path, workers: Path, log: Path) -> None:
     printed = on_threads(double, workers / "ranks_as_threads.py", log, *NAMES, seconds=1800)
     assert set(printed.split()) >= set(NAMES)
 
 
+@pytest.mark.thorough
 def test_ranks_in_one_launch(double: Path, workers: Path, log: Path) -> None:
     names = () if LONG else ("rounds_without_arena-2",)
     printed = on_threads(double, workers / "ranks_in_one_launch.py", log, *names, seconds=1800, **TOGETHER)

@@ -10,7 +10,7 @@ import pytest
 
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
 from deep_ep_py.nvshmem import probe
-from launches import torchrun
+from launches import forked
 from native_programs import NvshmemDoubles
 from places import WORKERS
 
@@ -48,4 +48,4 @@ class Nvshmem:
         with self.monkeypatch.context() as patch:
             for name, value in given.items():
                 patch.setenv(name, value)
-            return torchrun(WORKERS / worker, ranks, *arguments)
+            return forked(WORKERS / worker, ranks, *arguments)

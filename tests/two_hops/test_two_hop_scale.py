@@ -22,7 +22,9 @@ def among(nodes: int, tokens: int, **changes: Any) -> Case:
     return Case(f"{nodes}x8", ranks, tokens, ranks_per_node=8, **{**sizes, **changes})
 
 
-@pytest.mark.parametrize(("nodes", "fabric"), [(16, "ibgda"), (16, "weak"), (32, "ibgda")])
+@pytest.mark.parametrize(
+    ("nodes", "fabric"), [(16, "ibgda"), (16, "weak"), pytest.param(32, "ibgda", marks=pytest.mark.thorough)]
+)
 def test_round_trip(nodes: int, fabric: str) -> None:
     trial = Trial.of(among(nodes, 2, experts=16 * nodes, cached=False))
 

@@ -147,6 +147,7 @@ def test_eight_nodes_of_eight() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_thirty_two_nodes_of_eight() -> None:
     """31 peers instead of 255, each with as many messages as between two nodes."""
     sizes = {"hidden": 8, "topk": 2, "experts": 256, "num_nvl_bytes": 8 << 20, "max_blocks": 2}
