@@ -91,6 +91,7 @@ def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["KERNELS", "GATHERED"])
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "launches", [("notify", "dispatch"), ("notify_cached", "dispatch"), ("notify_cached", "combine")]
 )

@@ -64,7 +64,15 @@ def test_low_latency_layers(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", ["direct", "rounds", "ibgda", pytest.param("proxy", marks=OVER_LIBFABRIC)])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "direct",
+        pytest.param("rounds", marks=pytest.mark.thorough),
+        pytest.param("ibgda", marks=pytest.mark.thorough),
+        pytest.param("proxy", marks=OVER_LIBFABRIC),
+    ],
+)
 def test_round_trip(
     double: Path,
     compiled: Path,

@@ -94,7 +94,9 @@ def one_of_the_long_tests(command: str) -> Any:
 @pytest.mark.parametrize(
     "command",
     [
-        one_of_the_long_tests(one) if re.search(LONG_ONLY, one) else one
+        one_of_the_long_tests(one)
+        if re.search(LONG_ONLY, one)
+        else pytest.param(one, marks=[pytest.mark.thorough] if "torchrun" in one else [])
         for one in HERE
         if not one.startswith("deep-ep trace")
     ],

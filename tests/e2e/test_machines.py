@@ -33,7 +33,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
         yield made
 
 
-@pytest.mark.parametrize("ranks_per_node", [4, 2])
+@pytest.mark.parametrize("ranks_per_node", [pytest.param(4, marks=pytest.mark.thorough), 2])
 def test_the_clusters_tests_pass(
     ranks_per_node: int, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ from builds import BUILD, LONG
 from launches import forked, shared_memory, torchrun
 from worker_runs import lines_of
 
-SIZES = ([2, 4, 8] if LONG else [2, 4]) if BUILD == "fast" else [2]
+FEW = [pytest.param(2, marks=pytest.mark.thorough), 4] if BUILD == "fast" else [2]
+SIZES = [2, 4, 8] if LONG and BUILD == "fast" else FEW
 
 
 @pytest.mark.parametrize("ranks", SIZES)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 import deep_ep_py as deep_ep
 from deep_ep_py.testing import run_ranks
 from documents import snippet
+from launches import forked, torchrun
 
 pytestmark = pytest.mark.once
 
@@ -29,8 +28,7 @@ pytestmark = pytest.mark.once
 def test_programs(name: str, line: str, tmp_path: Path) -> None:
     program = tmp_path / name
     program.write_text(snippet(f"torchrun --nproc-per-node 4 {name}"))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    result = subprocess.run([*launcher, str(program)], capture_output=True, text=True, timeout=300)
+    result = (torchrun if name == "layer.py" else forked)(program, 4)
     assert result.returncode == 0, result.stderr
     assert sorted(re.findall(line, result.stdout)) == ["0", "1", "2", "3"], result.stdout
 

@@ -42,6 +42,7 @@ def profile(*options: str) -> Result:
 
 @counts
 @pytest.mark.parametrize("mode", ["normal", "low-latency"])
+@pytest.mark.thorough
 def test_a_report(tmp_path: Path, mode: str) -> None:
     done = profile(f"--mode={mode}", *SMALL, f"--json={tmp_path / 'report.json'}", "--lines=3")
     assert done.exit_code == 0, done.output

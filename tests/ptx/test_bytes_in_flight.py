@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads
 WORKLOAD = Workload(ranks=4, tokens=12, topk=6, experts=32, blocks=1)
 
 
+@pytest.mark.thorough
 def test_normal_mode() -> None:
     """By Little's law: 64 KiB for each of 24 SMs that draw 400 GB/s from peers whose memory answers in 3.9 us."""
     rows, counted = run(WORKLOAD, images_of(WORKLOAD.architecture))
