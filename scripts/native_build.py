@@ -1,7 +1,7 @@
 """Compile the variants of the C++ extension with nothing but g++ or clang++. Used by setup.py and scripts/run_tests.py.
 
 Small sources of a folder are compiled together, since most of the time goes into the headers and templates that they
-share; names without linkage are therefore unique within a folder. An object is rebuilt when one of its sources, a
+share; names with internal linkage are unique within a folder. An object is rebuilt when one of its sources, a
 header that they include (compiler depfiles) or its command line has changed. Headers that most sources include are
 precompiled. Results are renamed into place, so that a process that has loaded the old extension keeps it. A lock per
 variant makes concurrent builds safe.
