@@ -91,8 +91,8 @@ def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: 
     return run_processes(ranks, function, args, on_event)
 
 
-def run_job(connection: Connection, job: bytes) -> None:
-    """Run the job sent by `processes.run_processes` in a rank's process, and send back its outcome."""
+def run_job(connection: Connection, rank: int, job: bytes) -> None:
+    """Run the job of `processes.run_processes` in a rank's process, and send back its outcome."""
     function: Any
 
     def raised() -> NoReturn:
@@ -109,7 +109,7 @@ def run_job(connection: Connection, job: bytes) -> None:
             raised()  # before the group ends, which makes the other ranks raise
 
     try:
-        (module, name), rank, ranks, init_method, given = pickle.loads(job)
+        (module, name), ranks, init_method, given = pickle.loads(job)
         function = reduce(getattr, name.split("."), importlib.import_module(module))
         result = _run_rank(call, rank, ranks, init_method, emit, given)
         connection.send(("done", result if rank == 0 else None))

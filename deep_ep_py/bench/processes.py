@@ -35,30 +35,14 @@ class RankFailed(RuntimeError):
 
 
 class _Rank:
-    """A rank's process, and the connection to it."""
+    """The connection to a rank's process, and what has become of the rank."""
 
-    def __init__(self, rank: int, descriptors: list[int], environment: dict[str, str]) -> None:
+    def __init__(self, rank: int, connection: Connection) -> None:
         self.rank = rank
+        self.connection = connection
         self.failure: str | None = None
-        self.raised = self._done = False
+        self.raised = self.done = False
         self.result: Any = None
-        # Both ends are closed on exec unless passed on: no rank holds the parent's end of any connection.
-        self.connection, theirs = Pipe()
-        with theirs:
-            command = [sys.executable, str(_PROGRAM), str(os.getpid()), str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *descriptors],
-                # Ctrl-C is for the parent, which ends the ranks. The new process group covers all that a rank starts.
-                start_new_session=True,
-            )
-
-    def send(self, job: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which `receive` will find
-            self.connection.send(sys.path)
-            self.connection.send_bytes(job)
 
     def receive(self) -> Any:
         """Return the event that the rank emits, or None if it sent or did something else."""
@@ -66,35 +50,64 @@ class _Rank:
             kind, value = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.connection.close()
-            if self.failure is None:
-                self.failure = self._how_it_ended()
             return None
         if kind == "event":
             return value
         if kind == "raised":
             self.failure, self.raised = f"raised:\n{value}", True
         else:
-            self.result, self._done = value, True
+            self.result, self.done = value, True
         return None
 
-    def _how_it_ended(self) -> str | None:
-        """Wait for the process's end, and return what is wrong with it."""
-        # Not reaped yet: its pid must stay its own until its group has been ended.
-        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        when = "after" if self._done else "before"
-        if ended.si_code != os.CLD_EXITED:
-            return f"was ended by {signal.Signals(ended.si_status).name} {when} it was done"
-        if self._done and ended.si_status == 0:
-            return None
-        return f"ended with exit code {ended.si_status} {when} it was done"
+
+class _Ranks:
+    """The process that ranks are forked from, and the connections to it and to each rank."""
+
+    def __init__(self, ranks: int, module: str, job: bytes, descriptors: list[int]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it while it is imported
+        # Both ends are closed on exec unless passed on: no other process holds the parent's end of any connection.
+        self._connection, theirs = Pipe()
+        pairs = [Pipe() for _ in range(ranks)]
+        self.ranks = [_Rank(rank, ours) for rank, (ours, _) in enumerate(pairs)]
+        self._exit_codes: dict[int, int] = {}
+        passed = [theirs, *(end for _, end in pairs)]
+        numbers = [end.fileno() for end in passed]
+        command = [sys.executable, str(_PROGRAM), str(os.getpid()), *map(str, numbers)]
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[*numbers, *descriptors],
+            # Ctrl-C is for the parent, which ends the ranks. The new process group covers all that they start.
+            start_new_session=True,
+        )
+        for end in passed:
+            end.close()
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which `how_it_ended` will find
+            self._connection.send((sys.path, module, job))
+
+    def how_it_ended(self, one: _Rank) -> str | None:
+        """Wait for the end of a rank's process, and return what is wrong with it."""
+        try:
+            while one.rank not in self._exit_codes:
+                rank, code = self._connection.recv()
+                self._exit_codes[rank] = code
+        except (EOFError, ConnectionResetError):
+            return "ended with the process that it was forked from"
+        code, when = self._exit_codes[one.rank], "after" if one.done else "before"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name} {when} it was done"
+        return None if one.done and code == 0 else f"ended with exit code {code} {when} it was done"
 
     def end(self) -> None:
-        """End the process, if it is still running, and everything that it has started."""
+        """End the processes that are still running, and everything that they have started."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self.connection.close()
+        for one in self.ranks:
+            while not one.connection.closed:  # it is when the process has ended
+                one.receive()
+        self._connection.close()
 
 
 def run_processes(
@@ -126,23 +139,20 @@ def run_processes(
         Ranks could not import `function`.
     """
     name = _importable(function)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it while it is imported
     # Ranks meet at an anonymous file, which vanishes with the last process that has it open.
     meeting = os.memfd_create("rendezvous")
-    started: list[_Rank] = []
     try:
-        for rank in range(ranks):
-            started.append(_Rank(rank, [meeting], environment))
-        for one in started:
-            one.send(pickle.dumps((name, one.rank, ranks, f"file:///proc/self/fd/{meeting}", args)))
-        failed = _listen(started, on_event)
-        if failed:
-            raise _failure(failed, ranks)
-        return started[0].result
+        job = pickle.dumps((name, ranks, f"file:///proc/self/fd/{meeting}", args))
+        started = _Ranks(ranks, name[0], job, [meeting])
+        try:
+            failed = _listen(started, on_event)
+        finally:
+            started.end()
     finally:
-        for one in started:
-            one.end()
         os.close(meeting)
+    if failed:
+        raise _failure(failed, ranks)
+    return started.ranks[0].result
 
 
 def _importable(function: Callable[..., Any]) -> tuple[str, str]:
@@ -159,11 +169,11 @@ def _importable(function: Callable[..., Any]) -> tuple[str, str]:
     return module, function.__qualname__
 
 
-def _listen(ranks: list[_Rank], on_event: Callable[[Any], None]) -> list[_Rank]:
+def _listen(started: _Ranks, on_event: Callable[[Any], None]) -> list[_Rank]:
     """Wait until all ranks have ended, or some time after the first failure; return those that failed, in order."""
     failed: list[_Rank] = []
     until: float | None = None
-    open_ = {one.connection: one for one in ranks}
+    open_ = {one.connection: one for one in started.ranks}
     while open_:
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
@@ -176,6 +186,7 @@ def _listen(ranks: list[_Rank], on_event: Callable[[Any], None]) -> list[_Rank]:
                 on_event(event)
             if connection.closed:
                 del open_[connection]
+                one.failure = one.failure or started.how_it_ended(one)
             if one.failure is not None and one not in failed:
                 failed.append(one)
                 until = until or time.monotonic() + _LISTEN_SECONDS

@@ -1,12 +1,14 @@
-"""The program of a rank's process. It is started by this file's path, to watch its parent before it imports torch.
+"""The program that ranks are forked from, which imports once for all of them what they need. It is started by this
+file's path, to watch its parent before it imports torch.
 
-A rank must not outlive the process that started it, whatever ends that process and at whatever moment. Three mechanisms
-ensure that, none of which needs any action of the parent:
+Ranks must not outlive the process that started them, whatever ends that process and at whatever moment. Three
+mechanisms ensure that, none of which needs any action of that process:
 
-* the kernel kills the rank when its parent ends (PR_SET_PDEATHSIG), even while a call into native code holds the GIL;
-* a parent that has ended before the rank could ask for that is no longer its parent, so the rank compares them;
+* the kernel kills this program when its parent ends, and the ranks when this program ends (PR_SET_PDEATHSIG), even
+  while a call into native code holds the GIL;
+* a parent that has ended before its child could ask for that is no longer its parent, so the child compares them;
 * the connection to the parent closes with the parent, which holds the only other end. A thread waits for that, in case
-  the kernel refuses the first.
+  the kernel refuses the first, and ends the process group, which all ranks are in.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ if __name__ == "__main__":
     # Python has added this file's folder, whose modules must not shadow those of the standard library.
     sys.path = [folder for folder in sys.path if folder != __file__.rpartition("/")[0]]
 
+import gc
+import importlib
 import os
 import signal
 import threading
@@ -42,39 +46,63 @@ def be_killed_with_parent() -> bool:
         return False
 
 
-def _end_with(connection: Connection) -> None:
-    """Wait until the other end is closed, then end the process group that this rank leads."""
+def _end_with(parent: int) -> None:
+    """End with the parent; at once if it has ended."""
+    be_killed_with_parent()
+    if os.getppid() != parent:
+        sys.exit(1)  # no process is left to tell
+
+
+def _kill_group_with(connection: Connection) -> None:
+    """Wait until the other end is closed, then end the process group."""
     with suppress(EOFError, OSError):
         while True:
             connection.recv_bytes()
     os.killpg(0, signal.SIGKILL)
 
 
-def main(parent: int, descriptor: int) -> None:
-    """Run a rank.
+def main(parent: int, descriptor: int, *descriptors: int) -> None:
+    """Fork a rank for each of its connections, and report the exit codes of ranks as they end.
 
     Parameters
     ----------
     parent
         The process that started this one.
-    descriptor
-        File descriptor of the connection to it.
+    descriptor, descriptors
+        File descriptors of the connection to it, and of each rank's.
     """
-    be_killed_with_parent()
-    if os.getppid() != parent:
-        sys.exit(1)  # no process is left to tell
-    os.set_inheritable(descriptor, False)
-    connection = Connection(descriptor)
+    _end_with(parent)
+    for inherited in (descriptor, *descriptors):
+        os.set_inheritable(inherited, False)
+    connection, of_ranks = Connection(descriptor), [Connection(one) for one in descriptors]
     try:
-        sys.path, job = connection.recv(), connection.recv_bytes()
+        sys.path, module, job = connection.recv()
     except (EOFError, OSError):
         sys.exit(1)  # no process is left to tell
-    threading.Thread(target=_end_with, args=(connection,), name="watches the parent", daemon=True).start()
 
     from deep_ep_py.bench.launch import run_job
 
-    run_job(connection, job)
+    with suppress(Exception):  # ranks import it again, and report what it raises
+        importlib.import_module(module)
+    gc.freeze()
+    this, ranks = os.getpid(), {}
+    for rank, own in enumerate(of_ranks):
+        child = os.fork()
+        if child == 0:
+            _end_with(this)
+            for other in (connection, *of_ranks):
+                if other is not own:
+                    other.close()
+            run_job(own, rank, job)
+            return
+        ranks[child] = rank
+    for own in of_ranks:
+        own.close()
+    threading.Thread(target=_kill_group_with, args=(connection,), name="watches the parent", daemon=True).start()
+    while ranks:
+        child, status = os.wait()
+        connection.send((ranks.pop(child), os.waitstatus_to_exitcode(status)))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -7,6 +7,7 @@ The benchmark is killed at 6 points in time, in `make test-long` at 50.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -25,7 +26,7 @@ import pytest
 
 import rank_jobs
 from builds import LONG
-from deep_ep_py.bench import processes
+from deep_ep_py.bench import processes, rank_process
 from deep_ep_py.bench.launch import launch
 from deep_ep_py.bench.processes import RankFailed
 from launches import free_port
@@ -68,7 +69,7 @@ def ends(alive: Callable[[], bool]) -> bool:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """Return a list that receives the processes that `launch` starts."""
+    """Return a list that receives the process that `launch` starts, from which it forks the ranks."""
     found: list[subprocess.Popen[bytes]] = []
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -94,7 +95,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
     with pytest.raises(RankFailed, match=re.escape(message)) as info:
         launch(rank_jobs.one_fails, 2, (how,), lambda event: None)
     assert info.value.rank == 1
-    assert len(started) == 2 and all(process.returncode is not None for process in started)
+    assert len(started) == 1 and started[0].returncode is not None
     if how == "raises":
         child = re.search(r"out of luck, child (\d+)", str(info.value))
         assert child is not None and ends(lambda: is_alive(int(child[1])))
@@ -124,16 +125,30 @@ def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> 
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 0.5 + SECONDS
-    assert len(started) == 2 and all(process.returncode == -signal.SIGKILL for process in started)
+    assert len(started) == 1 and started[0].returncode == -signal.SIGKILL
 
 
 def test_an_exception_of_the_caller_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> None:
     def on_event(event: dict[str, Any]) -> None:
         raise RuntimeError(f"not today, {event['pid']}")
 
-    with pytest.raises(RuntimeError, match=r"not today, \d+"):
+    with pytest.raises(RuntimeError, match=r"not today, \d+") as info:
         launch(rank_jobs.wait_forever, 2, (), on_event)
-    assert all(process.returncode == -signal.SIGKILL for process in started)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert ends(lambda: is_alive(int(str(info.value).split()[-1])))
+
+
+def test_ranks_end_with_the_process_that_they_are_forked_from(started: list[subprocess.Popen[bytes]]) -> None:
+    """The kernel ends them, as when memory runs out and that process is chosen."""
+    ranks: list[int] = []
+
+    def on_event(event: dict[str, Any]) -> None:
+        ranks.append(event["pid"])
+        started[0].kill()
+
+    with pytest.raises(RankFailed, match=r"rank \d of 2 ended with the process that it was forked from"):
+        launch(rank_jobs.wait_forever, 2, (), on_event)
+    assert ends(lambda: is_alive(ranks[0]))
 
 
 def test_what_ranks_cannot_import_is_refused() -> None:
@@ -141,51 +156,67 @@ def test_what_ranks_cannot_import_is_refused() -> None:
         launch(lambda context: None, 2, (), lambda event: None)
 
 
-def rank_process(parent: int, theirs: Connection) -> subprocess.Popen[bytes]:
-    """Start a process as `launch` does, with the pid of its parent."""
+def forking_process(parent: int, theirs: Connection) -> subprocess.Popen[bytes]:
+    """Start the process that ranks are forked from as `launch` does, with the pid of its parent."""
     program = str(Path(processes.__file__).with_name("rank_process.py"))
     command = [sys.executable, program, str(parent), str(theirs.fileno())]
     return subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 
 
-def test_a_rank_ends_when_its_connection_closes() -> None:
-    """The kernel does not kill it, because its parent is still alive here."""
-    ours, theirs = Pipe()
-    process = rank_process(os.getpid(), theirs)
-    theirs.close()
-    ours.send(sys.path)
-    ours.send_bytes(b"")
-    time.sleep(0.3)
-    assert process.poll() is None, "it must still be importing torch"
-    ours.close()
-    assert process.wait(SECONDS) == -signal.SIGKILL
-
-
-def test_a_rank_ends_with_its_parent_while_the_connection_is_open() -> None:
+def test_ranks_end_with_their_parent_while_the_connection_is_open() -> None:
     """As when a native call holds the GIL, so that no thread can check the connection."""
     ours, theirs = Pipe()
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:
-        os.write(writer, f"{rank_process(os.getpid(), theirs).pid}".encode())
+        os.write(writer, f"{forking_process(os.getpid(), theirs).pid}".encode())
         time.sleep(100)
         os._exit(0)
-    rank = int(os.read(reader, 20))
+    forking = int(os.read(reader, 20))
     os.close(reader), os.close(writer)
     try:
-        ours.send(sys.path)
+        ours.send((sys.path, "rank_jobs", b""))
         time.sleep(0.3)
-        assert is_alive(rank)
+        assert is_alive(forking)
     finally:
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
-    assert ends(lambda: is_alive(rank))
+    assert ends(lambda: is_alive(forking))
     ours.close(), theirs.close()
 
 
-def test_a_rank_whose_parent_has_ended_before_it_looked_ends_at_once() -> None:
+@pytest.mark.parametrize("ends_first", ["connection", "rank"])
+def test_ranks_end_where_the_kernel_does_not_end_them(monkeypatch: pytest.MonkeyPatch, ends_first: str) -> None:
+    """A thread waits for the connection to close; an ended rank is reported before that."""
     ours, theirs = Pipe()
-    process = rank_process(1 << 30, theirs)
+    rank, of_rank = Pipe()
+    forking = os.fork()
+    if forking == 0:
+        os.setsid()
+        ours.close(), rank.close()
+        monkeypatch.setattr(rank_process, "be_killed_with_parent", lambda: False)
+        rank_process.main(os.getppid(), theirs.fileno(), of_rank.fileno())
+        os._exit(0)
+    theirs.close(), of_rank.close()
+    ours.send(
+        (sys.path, "rank_jobs", pickle.dumps((("rank_jobs", "wait_forever"), 1, f"tcp://localhost:{free_port()}", ())))
+    )
+    kind, event = rank.recv()
+    assert kind == "event" and is_alive(event["pid"])
+    if ends_first == "rank":
+        os.kill(event["pid"], signal.SIGTERM)
+        assert ours.recv() == (0, -signal.SIGTERM)
+        assert os.waitpid(forking, 0)[1] == 0, "no rank is left"
+    ours.close()
+    assert ends(lambda: is_alive(event["pid"]))
+    if ends_first == "connection":
+        assert os.waitpid(forking, 0)[1] == signal.SIGKILL
+    rank.close()
+
+
+def test_ranks_whose_parent_has_ended_before_it_looked_end_at_once() -> None:
+    ours, theirs = Pipe()
+    process = forking_process(1 << 30, theirs)
     assert process.wait(SECONDS) == 1
     ours.close(), theirs.close()
 
