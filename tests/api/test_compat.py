@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from deep_ep_py.compat.utils.math import (
     per_token_cast_to_fp8,
 )
 from deep_ep_py.testing import run_ranks
+from forks import run_python
 from names import deep_ep_names
 
 pytestmark = pytest.mark.once
@@ -100,13 +101,8 @@ def test_another_deep_ep_is_not_replaced(tmp_path: Path) -> None:
     program = (
         "import deep_ep, deep_ep_py.compat\ntry: deep_ep_py.compat.take_names()\nexcept ImportError as e: print(e)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    result = run_python(["-c", program], environment)
     assert result.stdout == f"deep_ep has been imported already, from {tmp_path / 'deep_ep.py'}\n", result.stderr
 
 
@@ -367,10 +363,6 @@ def test_init_dist() -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    commands = [[sys.executable, "-c", INIT_DIST, str(rank)] for rank in range(2)]
-    processes = [subprocess.Popen(c, env=environment, stdout=subprocess.PIPE, text=True) for c in commands]
-    try:
-        assert [process.communicate(timeout=200)[0] for process in processes] == ["joined\n"] * 2
-    finally:
-        for process in processes:
-            process.kill()
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda rank: run_python(["-c", INIT_DIST, str(rank)], environment), range(2)))
+    assert [one.stdout for one in done] == ["joined\n"] * 2, done

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from torch import Tensor
 import deep_ep_py
 from deep_ep_py.compat.utils import envs, gate, refs, testing
 from deep_ep_py.compat.utils.math import align, ceil_div, count_bytes, hash_tensor, hash_tensors, safe_div
+from forks import run_python
 from launches import free_port
 from names import deep_ep_names
 
@@ -292,7 +293,8 @@ from deep_ep import _C, buffers, utils
 
 def test_each_name_is_an_attribute_of_its_package() -> None:
     """`import a.b as c` looks there, and V2's own modules import `deep_ep._C` so."""
-    subprocess.run([sys.executable, "-c", NAMES], check=True, timeout=60)
+    done = run_python(["-c", NAMES], os.environ)
+    assert done.returncode == 0, done.stderr
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
@@ -380,14 +382,9 @@ def test_two_processes() -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    commands = [[sys.executable, "-c", PROCESS, str(rank)] for rank in range(2)]
-    processes = [subprocess.Popen(c, env=environment, stdout=subprocess.PIPE, text=True) for c in commands]
-    try:
-        printed = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert printed == ["once\n\n", "each\n"] and [process.returncode for process in processes] == [0, 0]
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda rank: run_python(["-c", PROCESS, str(rank)], environment), range(2)))
+    assert [one.stdout for one in done] == ["once\n\n", "each\n"] and [one.returncode for one in done] == [0, 0], done
 
 
 # --- testing --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,6 +22,7 @@ from deep_ep_py.device import cpu
 from deep_ep_py.errors import brief
 from deep_ep_py.modes.normal import rows
 from deep_ep_py.testing import run_ranks
+from forks import run_python
 from harness import dispatch_arguments
 from places import ROOT
 
@@ -45,8 +45,7 @@ run_ranks(2, on_each_rank)
 def logged(level: str) -> subprocess.CompletedProcess[str]:
     program = LOGGED.format(paths=[str(ROOT), str(ROOT / "tests" / "support")])
     environment = {**os.environ, "DEEP_EP_LOG": level}
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return run_python(["-c", program], environment)
 
 
 @pytest.mark.once

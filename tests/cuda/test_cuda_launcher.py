@@ -6,12 +6,12 @@ import ast
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from deep_ep_py.core import native
+from forks import run_python
 from native_programs import NATIVE, native_build
 
 pytestmark = pytest.mark.once
@@ -49,8 +49,7 @@ def double(idle_double: Path) -> Path:
 
 def run(folder: Path, program: str, **variables: str) -> list[str]:
     environment = {**os.environ, **variables, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(native_build.ROOT)}
-    command = [sys.executable, "-c", PREAMBLE + program]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    result = run_python(["-c", PREAMBLE + program], environment)  # errors import the package, and so torch
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 

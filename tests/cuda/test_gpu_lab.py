@@ -26,6 +26,7 @@ from benchmarks.gpu_lab.runner import Runner
 from cases import BY_NAME
 from deep_ep_py.bench import BenchConfig
 from deep_ep_py.bench.cli import command as bench
+from forks import run_python
 from low_latency_gpu import WATCHED as LOW_LATENCY_WATCHED
 from places import ROOT, WORKERS, python_path
 
@@ -344,8 +345,7 @@ def test_all_of_it_over_the_stand_in(double: Path, tmp_path: Path, gpus: int) ->
         "OMP_NUM_THREADS": "1",
     }
     out = tmp_path / "out"
-    command = [sys.executable, str(WORKERS / "lab_on_double.py"), str(gpus), f"--out={out}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    done = run_python([str(WORKERS / "lab_on_double.py"), str(gpus), f"--out={out}"], environment, timeout=400)
     found = json.loads((out / "report.json").read_text())
     assert done.returncode == 0, done.stdout + done.stderr
     default = [one for one in experiments.experiments(gpus) if one.in_default_list(gpus)]

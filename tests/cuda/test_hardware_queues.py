@@ -12,6 +12,7 @@ import pytest
 
 from deep_ep_py.__main__ import _ranks_share_a_gpu
 from deep_ep_py.device import hardware_queues
+from forks import run_python
 from places import ROOT, python_path
 
 pytestmark = pytest.mark.once
@@ -72,7 +73,7 @@ def test_which_commands_restart() -> None:
 
 
 def said_by(program: str, environment: dict[str, str]) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = run_python(["-c", program], environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

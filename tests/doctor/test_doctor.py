@@ -25,6 +25,7 @@ from deep_ep_py.doctor.limits import limits
 from deep_ep_py.doctor.network import network
 from deep_ep_py.doctor.nvshmem import TRAFFIC_CLASS, Process
 from deep_ep_py.doctor.printed import COMMAND_INDENT, print_job
+from forks import run_python
 from launches import of_ranks
 from machine_trees import Tree, efa, roce, two_gpus_and_nics
 
@@ -132,7 +133,7 @@ def test_an_error_is_the_exit_code(tmp_path: Path) -> None:
 
 
 def here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DOCTOR, *arguments], env=of_ranks(), capture_output=True, text=True, timeout=120)
+    return run_python([*DOCTOR[1:], *arguments], of_ranks())
 
 
 def test_this_machine(tmp_path: Path) -> None:

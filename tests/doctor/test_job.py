@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from deep_ep_py.doctor.measured import Pair, summarize
-from launches import TORCHRUN, of_ranks
+from forks import run_python
+from launches import of_ranks
+from places import SUPPORT
 
 pytestmark = pytest.mark.once
 
 
 def doctor(ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "-m", "deep_ep_py", "doctor", *arguments]
-    environment = of_ranks() | variables
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    command = [str(SUPPORT / "fork_torchrun.py"), str(ranks), "-m", "deep_ep_py", "doctor", *arguments]
+    return run_python(command, of_ranks() | variables)
 
 
 def test_two_nodes_of_software_nics(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from deep_ep_py.bench.oracle import Oracle
 from deep_ep_py.bench.results import report
 from deep_ep_py.bench.routing import limit_to_groups, route, tokens_in_rank
 from deep_ep_py.testing import run_ranks
+from forks import run_python
 from low_latency import Sizes, Work, dispatch, make_buffer
 from places import python_path
 
@@ -34,8 +34,7 @@ TIMED = {"layout_notify", "dispatch", "combine", "combine_private", "pair"}
 
 def bench(*arguments: str, launcher: tuple[str, ...] = (), cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path()}
-    start = [sys.executable, *launcher, "-m", "deep_ep_py", "bench", *arguments]
-    return subprocess.run(start, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300)
+    return run_python([*launcher, "-m", "deep_ep_py", "bench", *arguments], environment, cwd=cwd)
 
 
 # --- routings ---------------------------------------------------------------------------------------------------------

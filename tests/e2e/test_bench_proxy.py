@@ -6,13 +6,13 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from builds import BUILD
 from deep_ep_py.core.native import C
+from forks import run_python
 from places import python_path
 
 PROVIDERS = C.proxy_providers()
@@ -25,8 +25,7 @@ pytestmark = [
 
 def bench_proxy(*options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path(), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "deep_ep_py", "bench-proxy", *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    return run_python(["-m", "deep_ep_py", "bench-proxy", *options], environment)
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from deep_ep_py.examples.demo_check import compare, reference
 from deep_ep_py.examples.moe_layer import Gate
 from deep_ep_py.examples.text import embed_bytes, read_text
 from deep_ep_py.moe import Experts
+from forks import run_python
 from places import python_path
 
 pytestmark = pytest.mark.once
@@ -64,14 +63,8 @@ def test_the_check_sees_one_wrong_element_and_nan() -> None:
 def test_a_small_demo_runs(tmp_path: Path) -> None:
     arguments = ["--ranks=2", "--tokens=32", "--hidden=64", "--intermediate=16", "--experts=16", "--steps=2"]
     environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path()}
-    done = subprocess.run(
-        [sys.executable, "-m", "deep_ep_py.examples.moe_demo", *arguments, "--plot=demo.png"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = ["-m", "deep_ep_py.examples.moe_demo", *arguments, "--plot=demo.png"]
+    done = run_python(command, environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
     for phase in ("layout", "dispatch", "experts", "combine"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from builds import LONG
 from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
+from forks import run_python
 from launches import forked, of_ranks, shared_memory
 from worker_runs import lines_of
 
@@ -97,7 +96,7 @@ def test_signals_stay_the_callers() -> None:
         "before = caught(); assert C.proxy_providers(); assert caught() == before, (before, caught())"
     )
     environment = {name: value for name, value in of_ranks().items() if "BACKTRACE" not in name}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = run_python(["-c", program], environment)
     assert done.returncode == 0, done.stderr
 
 

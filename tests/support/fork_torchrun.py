@@ -1,6 +1,6 @@
 """Runs a script on ranks as `torchrun --standalone` does, but forks them from a process that has imported torch.
 
-    python fork_torchrun.py RANKS SCRIPT [ARGUMENTS]
+    python fork_torchrun.py RANKS (SCRIPT | -m MODULE) [ARGUMENTS]
 
 Most workers run for less time than an import of torch takes, which torchrun makes once for each rank and once for
 itself. When a rank fails, the others are ended; the exit code is that of the first that failed, or 1.
@@ -35,8 +35,13 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
         **{"TORCHELASTIC_RUN_ID": "forked", "TORCHELASTIC_USE_AGENT_STORE": "True"},
     }
     sys.argv = sys.argv[2:]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "-m":
+        sys.path[0] = os.getcwd()
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def wait_for(ranks: dict[int, int]) -> int:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from builds import BUILD, SANITIZED
+from forks import run_python
 from places import ROOT, SUPPORT, python_path
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -31,12 +32,11 @@ def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) ->
 
 
 def forked(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """As `torchrun`, but faster: torch is imported once for all ranks. Sanitizers' runtimes want processes of their
-    own."""
+    """As `torchrun`, but faster: torch has been imported. Sanitizers' runtimes want processes of their own."""
     if SANITIZED:
         return torchrun(script, ranks, *arguments, timeout=timeout)
-    command = [sys.executable, str(SUPPORT / "fork_torchrun.py"), str(ranks), str(script), *arguments]
-    return subprocess.run(command, env=of_ranks(), capture_output=True, text=True, timeout=timeout)
+    command = [str(SUPPORT / "fork_torchrun.py"), str(ranks), str(script), *arguments]
+    return run_python(command, of_ranks(), timeout=timeout)
 
 
 def torchrun_nodes(
@@ -93,7 +93,6 @@ def on_threads(double: Path, worker: Path, log: Path, *arguments: str, seconds: 
     """Run a worker whose ranks are threads, over the stand-in for the driver, and return its output."""
     machine = {"LD_LIBRARY_PATH": str(double), "DOUBLE_MULTIPROCESSORS": "132", "DOUBLE_LOG": str(log)}
     environment = {**os.environ, "PYTHONPATH": python_path(), **machine, **variables}
-    command = [sys.executable, str(worker), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
+    done = run_python([str(worker), *arguments], environment, timeout=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
