@@ -17,7 +17,7 @@ from deep_ep_py.bench import gpu_ranks, rates
 from deep_ep_py.bench.cli import command
 from deep_ep_py.bench.gpu_ranks import choose_gpu, gpu_per_rank
 from deep_ep_py.bench.gpu_timing import EventTimer, LinkedTimer
-from launches import shared_memory, torchrun
+from launches import forked, shared_memory
 
 pytestmark = pytest.mark.once
 
@@ -37,7 +37,7 @@ def test_the_benchmark_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_path
     before = shared_memory()
     sizes = ["--tokens=16", "--hidden=128", "--topk=4", "--experts=16", "--iterations=3", "--warmup=1"]
     files = ["--no-plot", f"--json={tmp_path / 'report.json'}"]
-    done = torchrun(workers / "gpu_per_rank.py", 2, "bench", "all", "--device=cuda", *sizes, *files)
+    done = forked(workers / "gpu_per_rank.py", 2, "bench", "all", "--device=cuda", *sizes, *files)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     assert done.stdout.count("2 ranks on 2 linked GPUs, a process and a GPU each (Double)") == 1, done.stdout
@@ -60,7 +60,7 @@ def test_low_latency_mode_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_p
     sizes = ["--tokens=16", "--hidden=128", "--topk=4", "--experts=16", "--iterations=3", "--warmup=1"]
     files = ["--no-plot", f"--json={tmp_path / 'report.json'}"]
     options = ["bench", "all", "--device=cuda", "--mode=low-latency", "--dtype=fp8", *sizes, *files]
-    done = torchrun(workers / "gpu_per_rank.py", 2, *options)
+    done = forked(workers / "gpu_per_rank.py", 2, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["verified"] is True and report["config"]["gpus"] == 2
@@ -73,7 +73,7 @@ def test_low_latency_mode_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_p
 def test_the_rates_of_gpus_that_are_linked(driver: Path, workers: Path, tmp_path: Path) -> None:
     """Everything but the times. Each rank sees only its own GPU."""
     options = ["--tokens=64", "--hidden=64", "--iterations=2", f"--json={tmp_path / 'report.json'}"]
-    done = torchrun(workers / "gpu_per_rank.py", 2, "rates", "own", *options)
+    done = forked(workers / "gpu_per_rank.py", 2, "rates", "own", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("linked GPUs") == 1, done.stdout
     report = json.loads((tmp_path / "report.json").read_text())

@@ -19,7 +19,7 @@ def test_round_trip(workers: Path, ranks: int) -> None:
     """Each path of the rows, one Buffer after another, because starting the processes takes most of the time."""
     before = shared_memory()
     paths = ("direct", "rounds", "weak", "ibgda", "two_hops", "two_hops_in_chunks")
-    done = torchrun(workers / "round_trip.py", ranks, *(f"--path={path}" for path in paths))
+    done = forked(workers / "round_trip.py", ranks, *(f"--path={path}" for path in paths))
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before, "processes have left shared memory behind"
 
@@ -29,7 +29,7 @@ def test_low_latency_layers(workers: Path, ranks: int) -> None:
     """Also with hooks called by another thread."""
     before = shared_memory()
     fabrics = [f"--fabric={fabric}" for fabric in ("peer", "weak", "ibgda", "mixed")]
-    done = torchrun(workers / "low_latency_layers.py", ranks, *fabrics)
+    done = forked(workers / "low_latency_layers.py", ranks, *fabrics)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before, "processes have left shared memory behind"
 
