@@ -11,7 +11,7 @@ from pathlib import Path
 import native_build
 
 FILE = native_build.ROOT / "tests" / "durations.json"
-SHARD_SECONDS = 100.0
+SHARD_SECONDS = 200.0
 """A shard is about this long, and longer only if one file is: so that many cores have something to do."""
 START = "start"
 """Key of what every shard of a part does again: starting Python, importing torch, collecting tests."""

@@ -33,12 +33,16 @@ settings.load_profile("deep_ep_py")
 
 # Folders of which most tests compile something, or start a stand-in or processes.
 SLOW_FOLDERS = ("building", "cuda", "e2e")
+# Tests of Python above the kernels, which run the same kernels as the tests of the two modes.
+ABOVE_KERNELS = ("eplb", "moe", "profile", "low_latency/test_serving_engines.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "timed: measures time; in the fast build nothing else runs beside it")
     config.addinivalue_line("markers", "slow: left out by `make test-fast`")
     config.addinivalue_line("markers", "scenarios: runs the program of tests/native/protocol")
+    covers = "covers: of a cross product `make test` runs as few items as it takes for every value to occur"
+    config.addinivalue_line("markers", covers)
     config.addinivalue_line("markers", "thorough: left to `make test-all` by `make test`")
     overwrites = "overwrites: data in flight to ranks that are given up is overwritten, which is a race"
     config.addinivalue_line("markers", overwrites)
@@ -57,12 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
             if SANITIZED:  # each process starts slowly
                 item.add_marker("thorough")
-        # Under AddressSanitizer this program takes minutes to compile, and it is there for order.
-        if BUILD == "asan" and item.get_closest_marker("scenarios"):
+        if SANITIZED and any(item.path.resolve().is_relative_to(TESTS / above) for above in ABOVE_KERNELS):
             item.add_marker("thorough")
-    if SANITIZED:
-        for item in beyond_coverage(items):
+        # With a sanitizer this program takes up to minutes to compile; the fast and the exact build run it too.
+        if SANITIZED and item.get_closest_marker("scenarios"):
             item.add_marker("thorough")
+    products = items if SANITIZED else [item for item in items if item.get_closest_marker("covers")]
+    for item in beyond_coverage(products):
+        item.add_marker("thorough")
 
 
 def pytest_collection_finish() -> None:

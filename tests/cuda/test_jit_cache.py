@@ -113,6 +113,7 @@ def test_processes_that_start_at_once_compile_each_kernel_once(tmp_path: Path) -
     assert sorted(compiler.compiled()) == sorted(KERNELS)
 
 
+@pytest.mark.thorough
 def test_processes_share_the_work(tmp_path: Path) -> None:
     """Processes that begin with different kernels compile different ones."""
     compiler = SlowCompiler(tmp_path / "log", seconds=2.0)

@@ -36,6 +36,7 @@ NAMES = (
 TRIALS = {name: ElasticTrial.of(BY_NAME[name], alignment) for name, alignment in zip(NAMES, (1, 8, 3) * 5, strict=True)}
 
 
+@pytest.mark.covers
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("name", TRIALS)
 def test_round_trip(name: str, fabric: str) -> None:
@@ -96,6 +97,7 @@ ONE_BY_ONE = (
 )
 
 
+@pytest.mark.covers
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_rows_that_return_one_by_one(name: str, fabric: str) -> None:

@@ -97,6 +97,7 @@ def on_each_rank(group: Any, work: Work, case: Nodes, fabric: str, cast: Cast, w
                 round_trip(buffer, work, case.per_node, cast, hooks, weighted)
 
 
+@pytest.mark.covers
 @each_network
 @each_case
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])

@@ -35,7 +35,13 @@ class Reaching:
         return self.model.ended(state)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=name_of)
+def marks_of(model: Model[Any]) -> list[pytest.MarkDecorator]:
+    """Return the marks of a model: one of four actors has seconds' worth of states; one of three is there too."""
+    large = any(f"{actors}=4" in name_of(model) for actors in ("blocks", "calls", "commands"))
+    return [pytest.mark.thorough] if large else []
+
+
+@pytest.mark.parametrize("model", [pytest.param(one, id=name_of(one), marks=marks_of(one)) for one in MODELS])
 def test_with_all_rules_nothing_goes_wrong(model: Model[Any]) -> None:
     assert explore(model) is None
     assert explore(Reaching(model)), "the end is never reached"

@@ -3,7 +3,7 @@
 The fast build runs every item of a cross product. A sanitizer looks at each access, at ten times the cost, and what one
 fabric's code does wrong it does wrong in any case: in a sanitized build `make test` runs only as many items as it takes
 for every value of every parameter to occur. Together with the fast build these are all pairs of values, the build being
-one of them.
+one of them. Products that are marked `covers` take so long that `make test` does the same in the fast build.
 """
 
 from __future__ import annotations
