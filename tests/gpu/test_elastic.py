@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -10,19 +9,8 @@ import torch
 
 import oracle
 from cases import BY_NAME
-from deep_ep_py.device.hardware_queues import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial, round_trip
-
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU and a torch that can use it",
-    ),
-]
-
-provide_hardware_queues()
 
 NAMES = ("two_ranks", "uniform", "unrouted_selections", "several_experts_on_one_rank", "topk_8_of_8_ranks")
 

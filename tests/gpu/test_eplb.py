@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import pytest
 import torch
 
 from cases import AMPLE, Case
 from deep_ep_py import eplb
-from deep_ep_py.device.hardware_queues import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from harness import make_buffer
-
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU and a torch that can use it",
-    ),
-]
-
-provide_hardware_queues()
 
 RANKS, EXPERTS, PHYSICAL = 4, 8, 12
 CASE = Case("eplb", RANKS, (0,) * RANKS, num_nvl_bytes=AMPLE)

@@ -17,7 +17,7 @@ import oracle
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.compat.utils import bench, bench_kineto
 from deep_ep_py.device.cuda import CudaDevice
-from deep_ep_py.device.hardware_queues import QUEUES, provide_hardware_queues
+from deep_ep_py.device.hardware_queues import QUEUES
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from gpu_ranks import (
@@ -33,16 +33,6 @@ from graphs import Captured
 from harness import Trial, dispatch_arguments, round_trip
 from launches import torchrun
 from places import python_path
-
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU and a torch that can use it",
-    ),
-]
-
-provide_hardware_queues()  # tests create tensors on the GPU before they run ranks
 
 WATCHED = ("one_rank_alone", "two_ranks", "uniform", "topk_8_of_8_ranks", "rounds_of_few_rows", "rounds_without_arena")
 WIDE = Case("wide", ranks=8, tokens=64, hidden=7168, topk=8, experts=64, num_nvl_bytes=64 << 20)

@@ -6,7 +6,6 @@ has per GPU.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,22 +16,11 @@ from torch import Tensor, nn
 from cases import Case
 from decode import check_close, dense, make_layer, routed
 from deep_ep_py import moe, ops
-from deep_ep_py.device.hardware_queues import provide_hardware_queues
 from deep_ep_py.examples.train_model import OneProcessMoE
 from deep_ep_py.testing import run_ranks
 from gpu_ranks import make_warm
 from low_latency import BF16, CASTS, Cast, Sizes, Work
 from low_latency_gpu import warm_buffer
-
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU and a torch that can use it",
-    ),
-]
-
-provide_hardware_queues()
 
 ROWS, HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 37, 256, 64, 8, 3
 CASE = Case("layer", 1, ROWS, hidden=HIDDEN, topk=TOPK, experts=EXPERTS)

@@ -5,7 +5,6 @@ says otherwise.
 from __future__ import annotations
 
 import gc
-import os
 import time
 import weakref
 from pathlib import Path
@@ -15,21 +14,10 @@ import pytest
 import torch
 
 import deep_ep_py as deep_ep
-from deep_ep_py.device.hardware_queues import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from launches import torchrun
 from low_latency import BF16, CASTS, Cast, Sizes, Work, check_combine, check_dispatch, combine, dispatch, round_trip
 from low_latency_gpu import BY_NAME, CASES, TIMEOUT, WATCHED, CapturedPair, Matmul, Works, on_each_rank, warm_buffer
-
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU and a torch that can use it",
-    ),
-]
-
-provide_hardware_queues()  # tests create tensors on the GPU before they run ranks
 
 LAPS = 5
 # For tests whose subject does not depend on the size: they share its kernels.

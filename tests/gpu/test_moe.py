@@ -6,7 +6,6 @@ One rank: the backward of all ranks of a process would take turns on the one thr
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 import pytest
@@ -15,23 +14,15 @@ from torch import Tensor, nn
 
 from cases import Case
 from deep_ep_py import moe, ops
-from deep_ep_py.device.hardware_queues import provide_hardware_queues
 from deep_ep_py.examples.train_model import OneProcessMoE
 from deep_ep_py.rowwise import torch_kernels
 from deep_ep_py.rowwise.kernels import casts_for, kernels_for
 from deep_ep_py.testing import run_ranks
 from gpu_ranks import make_warm
 
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU and a torch that can use it",
-    ),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: pip install '.[triton]'"),
-]
-
-provide_hardware_queues()
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton: pip install '.[triton]'"
+)
 
 ROWS, HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 37, 256, 64, 8, 3
 

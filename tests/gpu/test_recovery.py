@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +10,11 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME
-from deep_ep_py.device.hardware_queues import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from gpu_ranks import make_warm
 from harness import Trial, dispatch_arguments, left_out
 from low_latency import BF16, CASTS, Sizes, Work, check_combine, check_dispatch, combine, dispatch, round_trip
 from low_latency_gpu import warm_buffer
-
-pytestmark = [
-    pytest.mark.once,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
-        reason="needs a GPU and a torch that can use it",
-    ),
-]
-
-provide_hardware_queues()
 
 TRIAL = Trial.of(BY_NAME["uniform"])
 LOST = 2
