@@ -18,6 +18,8 @@ from typing import Any
 _PROGRAM = Path(__file__).with_name("rank_process.py")
 # How long to listen to other ranks after one has failed: the first to report may only have missed the one at fault.
 _LISTEN_SECONDS = 0.5
+# How long to wait until a killed rank has ended.
+_END_SECONDS = 5.0
 
 
 class RankFailed(RuntimeError):
@@ -34,6 +36,11 @@ class RankFailed(RuntimeError):
         self.rank = rank
 
 
+def _ending(code: int) -> str:
+    """Say how a process ended, given its exit code or the negative of the signal that ended it."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
 class _Rank:
     """The connection to a rank's process, and what has become of the rank."""
 
@@ -48,7 +55,7 @@ class _Rank:
         """Return the event that the rank emits, or None if it sent or did something else."""
         try:
             kind, value = self.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # at the end of its process, perhaps in the middle of a message
             self.connection.close()
             return None
         if kind == "event":
@@ -63,15 +70,19 @@ class _Rank:
 class _Ranks:
     """The process that ranks are forked from, and the connections to it and to each rank."""
 
-    def __init__(self, ranks: int, module: str, job: bytes, descriptors: list[int]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it while it is imported
+    def __init__(self, ranks: int) -> None:
         # Both ends are closed on exec unless passed on: no other process holds the parent's end of any connection.
         self._connection, theirs = Pipe()
         pairs = [Pipe() for _ in range(ranks)]
         self.ranks = [_Rank(rank, ours) for rank, (ours, _) in enumerate(pairs)]
+        self._passed = [theirs, *(end for _, end in pairs)]
+        self._process: subprocess.Popen[bytes] | None = None
         self._exit_codes: dict[int, int] = {}
-        passed = [theirs, *(end for _, end in pairs)]
-        numbers = [end.fileno() for end in passed]
+
+    def start(self, job: bytes, descriptors: list[int]) -> None:
+        """Start the process, which passes a job and these descriptors on to ranks."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it while it is imported
+        numbers = [end.fileno() for end in self._passed]
         command = [sys.executable, str(_PROGRAM), str(os.getpid()), *map(str, numbers)]
         self._process = subprocess.Popen(
             command,
@@ -81,10 +92,13 @@ class _Ranks:
             # Ctrl-C is for the parent, which ends the ranks. The new process group covers all that they start.
             start_new_session=True,
         )
-        for end in passed:
-            end.close()
+        self._close_passed()
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which `how_it_ended` will find
-            self._connection.send((sys.path, module, job))
+            self._connection.send((sys.path, job))
+
+    def _close_passed(self) -> None:
+        for end in self._passed:
+            end.close()
 
     def how_it_ended(self, one: _Rank) -> str | None:
         """Wait for the end of a rank's process, and return what is wrong with it."""
@@ -93,20 +107,31 @@ class _Ranks:
                 rank, code = self._connection.recv()
                 self._exit_codes[rank] = code
         except (EOFError, ConnectionResetError):
-            return "ended with the process that it was forked from"
+            return f"ended with the process that it was forked from, which {self._own_end()}"
         code, when = self._exit_codes[one.rank], "after" if one.done else "before"
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name} {when} it was done"
-        return None if one.done and code == 0 else f"ended with exit code {code} {when} it was done"
+        return None if one.done and code == 0 else f"{_ending(code)} {when} it was done"
+
+    def _own_end(self) -> str:
+        """Wait for the end of the process that ranks are forked from, and return how it ended."""
+        assert self._process is not None
+        # Not reaped yet: its pid must stay its own until its group has been ended.
+        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return _ending(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
     def end(self) -> None:
         """End the processes that are still running, and everything that they have started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._close_passed()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         for one in self.ranks:
-            while not one.connection.closed:  # it is when the process has ended
-                one.receive()
+            # A killed rank's connection is closed when nothing is left of it.
+            with suppress(EOFError, OSError):
+                while one.connection.poll(_END_SECONDS):
+                    one.connection.recv_bytes()
+            one.connection.close()
         self._connection.close()
 
 
@@ -143,8 +168,9 @@ def run_processes(
     meeting = os.memfd_create("rendezvous")
     try:
         job = pickle.dumps((name, ranks, f"file:///proc/self/fd/{meeting}", args))
-        started = _Ranks(ranks, name[0], job, [meeting])
+        started = _Ranks(ranks)
         try:
+            started.start(job, [meeting])
             failed = _listen(started, on_event)
         finally:
             started.end()

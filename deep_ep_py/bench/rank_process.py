@@ -1,5 +1,5 @@
-"""The program that ranks are forked from, which imports once for all of them what they need. It is started by this
-file's path, to watch its parent before it imports torch.
+"""The program that ranks are forked from, which imports the package and torch once for all of them. It is started by
+this file's path, to watch its parent before it imports torch.
 
 Ranks must not outlive the process that started them, whatever ends that process and at whatever moment. Three
 mechanisms ensure that, none of which needs any action of that process:
@@ -20,7 +20,6 @@ if __name__ == "__main__":
     sys.path = [folder for folder in sys.path if folder != __file__.rpartition("/")[0]]
 
 import gc
-import importlib
 import os
 import signal
 import threading
@@ -76,15 +75,15 @@ def main(parent: int, descriptor: int, *descriptors: int) -> None:
         os.set_inheritable(inherited, False)
     connection, of_ranks = Connection(descriptor), [Connection(one) for one in descriptors]
     try:
-        sys.path, module, job = connection.recv()
+        sys.path, job = connection.recv()
     except (EOFError, OSError):
         sys.exit(1)  # no process is left to tell
 
     from deep_ep_py.bench.launch import run_job
 
-    with suppress(Exception):  # ranks import it again, and report what it raises
-        importlib.import_module(module)
     gc.freeze()
+    # A process that ignores it passes that on, and no child can be waited for where it is ignored.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     this, ranks = os.getpid(), {}
     for rank, own in enumerate(of_ranks):
         child = os.fork()
@@ -93,6 +92,7 @@ def main(parent: int, descriptor: int, *descriptors: int) -> None:
             for other in (connection, *of_ranks):
                 if other is not own:
                     other.close()
+            os.dup(own.fileno())  # so that it closes when the process has ended, and not before
             run_job(own, rank, job)
             return
         ranks[child] = rank
@@ -101,7 +101,8 @@ def main(parent: int, descriptor: int, *descriptors: int) -> None:
     threading.Thread(target=_kill_group_with, args=(connection,), name="watches the parent", daemon=True).start()
     while ranks:
         child, status = os.wait()
-        connection.send((ranks.pop(child), os.waitstatus_to_exitcode(status)))
+        if child in ranks:
+            connection.send((ranks.pop(child), os.waitstatus_to_exitcode(status)))
 
 
 if __name__ == "__main__":

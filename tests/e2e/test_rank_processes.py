@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.timed, pytest.mark.once]
 KILLS = 50 if LONG else 6
 SECONDS = 2.0
 MARKER = "DEEP_EP_TEST_MARKER"
+FORKED_FROM = r"rank \d of 2 ended with the process that it was forked from, which was ended by SIGKILL"
 
 
 @pytest.mark.long
@@ -101,6 +102,16 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
         assert child is not None and ends(lambda: is_alive(int(child[1])))
 
 
+def test_a_caller_that_ignores_the_ends_of_its_children() -> None:
+    """As a program may that never waits for any: the processes that it starts ignore them too, at first."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(RankFailed, match="rank 1 of 2 was ended by SIGKILL before it was done"):
+            launch(rank_jobs.one_fails, 2, ("is killed",), lambda event: None)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_the_rank_at_fault_is_told_from_those_that_miss_it() -> None:
     """It has ended without an exception, or was the first to raise."""
     late = SimpleNamespace(rank=2, raised=True, failure="raised:\nTraceback:\n  a line\nValueError: bad\n")
@@ -128,12 +139,15 @@ def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> 
     assert len(started) == 1 and started[0].returncode == -signal.SIGKILL
 
 
-def test_an_exception_of_the_caller_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> None:
+@pytest.mark.parametrize("function", [rank_jobs.wait_forever, rank_jobs.emit_much])
+def test_an_exception_of_the_caller_ends_the_ranks(
+    started: list[subprocess.Popen[bytes]], function: Callable[..., None]
+) -> None:
     def on_event(event: dict[str, Any]) -> None:
         raise RuntimeError(f"not today, {event['pid']}")
 
     with pytest.raises(RuntimeError, match=r"not today, \d+") as info:
-        launch(rank_jobs.wait_forever, 2, (), on_event)
+        launch(function, 2, (), on_event)
     assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert ends(lambda: is_alive(int(str(info.value).split()[-1])))
 
@@ -146,7 +160,7 @@ def test_ranks_end_with_the_process_that_they_are_forked_from(started: list[subp
         ranks.append(event["pid"])
         started[0].kill()
 
-    with pytest.raises(RankFailed, match=r"rank \d of 2 ended with the process that it was forked from"):
+    with pytest.raises(RankFailed, match=FORKED_FROM):
         launch(rank_jobs.wait_forever, 2, (), on_event)
     assert ends(lambda: is_alive(ranks[0]))
 
@@ -175,7 +189,7 @@ def test_ranks_end_with_their_parent_while_the_connection_is_open() -> None:
     forking = int(os.read(reader, 20))
     os.close(reader), os.close(writer)
     try:
-        ours.send((sys.path, "rank_jobs", b""))
+        ours.send((sys.path, b""))
         time.sleep(0.3)
         assert is_alive(forking)
     finally:
@@ -195,12 +209,14 @@ def test_ranks_end_where_the_kernel_does_not_end_them(monkeypatch: pytest.Monkey
         os.setsid()
         ours.close(), rank.close()
         monkeypatch.setattr(rank_process, "be_killed_with_parent", lambda: False)
-        rank_process.main(os.getppid(), theirs.fileno(), of_rank.fileno())
-        os._exit(0)
+        code = 1
+        try:
+            rank_process.main(os.getppid(), theirs.fileno(), of_rank.fileno())
+            code = 0
+        finally:
+            os._exit(code)
     theirs.close(), of_rank.close()
-    ours.send(
-        (sys.path, "rank_jobs", pickle.dumps((("rank_jobs", "wait_forever"), 1, f"tcp://localhost:{free_port()}", ())))
-    )
+    ours.send((sys.path, pickle.dumps((("rank_jobs", "wait_forever"), 1, f"tcp://localhost:{free_port()}", ()))))
     kind, event = rank.recv()
     assert kind == "event" and is_alive(event["pid"])
     if ends_first == "rank":

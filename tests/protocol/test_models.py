@@ -36,8 +36,8 @@ class Reaching:
 
 
 def marks_of(model: Model[Any]) -> list[pytest.MarkDecorator]:
-    """Return the marks of a model: one of four actors has seconds' worth of states; one of three is there too."""
-    large = any(f"{actors}=4" in name_of(model) for actors in ("blocks", "calls", "commands"))
+    """Return the marks of a model. Of those whose states take seconds, one of the same kind is not thorough."""
+    large = any(size in name_of(model) for size in ("calls=4", "commands=4", "gives_up=0, blocks=4"))
     return [pytest.mark.thorough] if large else []
 
 

@@ -38,6 +38,7 @@ def _be_program(arguments: list[str], environment: dict[str, str], folder: str) 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    sys.orig_argv = [sys.executable, *arguments]
     start, *rest = arguments
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     if start == "-c":
@@ -87,6 +88,7 @@ def main() -> None:
     import pytest  # noqa: F401 - for the programs
     import torch.distributed  # noqa: F401 - for the programs
 
+    del sys.path[0]  # this file's folder, which is not in every program's
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for those that report
     with socket.socket(fileno=int(sys.argv[1])) as requests:

@@ -18,6 +18,12 @@ def wait_forever(context: RankContext) -> None:
     time.sleep(1000)
 
 
+def emit_much(context: RankContext) -> None:
+    """Report more than a connection holds, so that the process is killed in the middle of it."""
+    context.emit({"pid": os.getpid()})
+    context.emit({"pid": bytes(64 << 20)})
+
+
 def one_fails(context: RankContext, how: str) -> None:
     """Fail on the last rank, which has started a child process; the others wait for it."""
     if context.rank == context.ranks - 1:
