@@ -164,7 +164,7 @@ def _has_libfabric(variant: Variant) -> bool:
 
 @dataclass(frozen=True)
 class Unit:
-    """Sources of one folder that are compiled together."""
+    """Sources of one folder that are compiled together: its bindings, or the others."""
 
     sources: tuple[Path, ...]
 
@@ -202,11 +202,11 @@ class Unit:
 
 def units_of(sources: Sequence[Path]) -> list[Unit]:
     """Return sources as the units in which they are compiled."""
-    folders: dict[Path, list[Path]] = {}
+    folders: dict[tuple[Path, bool], list[Path]] = {}
     for source in sources:
-        folders.setdefault(source.parent, []).append(source)
+        folders.setdefault((source.parent, _is_bindings(source)), []).append(source)
     units = []
-    for folder, members in folders.items():
+    for (folder, _), members in folders.items():
         if folder == SOURCE_ROOT / ALONE:
             units += [Unit((source,)) for source in members]
             continue

@@ -177,7 +177,7 @@ def test_a_deadlock_at_barriers_needs_no_world(native: ModuleType, schedule: int
     with pytest.raises(DeadlockError) as error:
         native.synchronize()
     assert "rank 0, half_barrier, block 0, warp 0" in str(error.value)
-    assert "kernels.h:" in str(error.value)
+    assert "kernels.cpp:" in str(error.value)
     assert "launches queued behind these: 1" in str(error.value)
     # Everything was dropped; later launches run.
     assert dropped[0] == 0

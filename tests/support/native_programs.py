@@ -60,7 +60,7 @@ def build_selftest() -> ModuleType:
     bindings = native_build.SOURCE_ROOT / "python" / "bind_executor.cpp"
     executor = sources_of("observe", "cpu/executor")
     target = FOLDER / "tests" / f"selftest{native_build.extension_suffix()}"
-    native_build.build_module(VARIANT, [*executor, bindings, NATIVE / "selftest" / "module.cpp"], target)
+    native_build.build_module(VARIANT, [*executor, bindings, *sorted((NATIVE / "selftest").glob("*.cpp"))], target)
     spec = importlib.util.spec_from_file_location("selftest", target)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -2,7 +2,6 @@
 #include <pybind11/pybind11.h>
 
 #include <csignal>
-#include <map>
 #include <string>
 
 #include "cpu/executor/executor.h"
@@ -17,20 +16,13 @@ using deep_ep::cpu::Executor;
 using selftest::Args;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-const std::map<std::string, deep_ep::cpu::Entry> kKernels = {
-    {"add", selftest::add},           {"signal", selftest::signal},
-    {"wait", selftest::wait},         {"ping_pong", selftest::ping_pong},
-    {"shared", selftest::shared},     {"collectives", selftest::collectives},
-    {"barriers", selftest::barriers}, {"half_barrier", selftest::half_barrier},
-};
-
 deep_ep::u64* at(uint64_t address) { return reinterpret_cast<deep_ep::u64*>(address); }
 
 uint64_t launch(const std::string& kernel, int rank, int stream, unsigned blocks, unsigned warps, uint64_t word,
                 uint64_t value, uint64_t deadline, uint64_t result, size_t shared_bytes) {
-    const auto found = kKernels.find(kernel);
+    const auto found = selftest::kKernels.find(kernel);
     const Args args{at(word), value, deadline, at(result)};
-    return Executor::get().launch({found->first.c_str(), rank, stream, blocks, warps * deep_ep::device::kWarpSize,
+    return Executor::get().launch({found->first.c_str(), rank, stream, blocks, warps * Executor::get().warp_size(),
                                    shared_bytes, found->second, &args, sizeof args});
 }
 
@@ -56,7 +48,7 @@ void remove_agent(int id, int signal) {
 }  // namespace
 
 PYBIND11_MODULE(selftest, m) {
-    m.attr("WARP_SIZE") = deep_ep::device::kWarpSize;
+    m.attr("WARP_SIZE") = Executor::get().warp_size();
     deep_ep::python::bind_executor(m);
     m.def("launch", launch, py::arg("kernel"), py::arg("rank") = 0, py::arg("stream") = 0, py::arg("blocks") = 1,
           py::arg("warps") = 1, py::arg("word") = 0, py::arg("value") = 0, py::arg("deadline") = UINT64_MAX,
