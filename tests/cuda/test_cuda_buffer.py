@@ -68,11 +68,12 @@ def test_low_latency_layers(
     "path",
     [
         "direct",
-        pytest.param("rounds", marks=pytest.mark.thorough),
-        pytest.param("ibgda", marks=pytest.mark.thorough),
-        pytest.param("proxy", marks=[OVER_LIBFABRIC, pytest.mark.thorough]),
+        "rounds",
+        "ibgda",
+        pytest.param("proxy", marks=OVER_LIBFABRIC),
     ],
 )
+@pytest.mark.thorough
 def test_round_trip(
     double: Path,
     compiled: Path,
