@@ -138,6 +138,15 @@ def test_sources_of_a_folder_are_compiled_together(
     assert [len(unit.sources) for unit in native_build.units_of(sources)] == [2, 1]
 
 
+def test_bindings_are_apart_from_the_rest_of_their_folder() -> None:
+    """They are not instrumented by sanitizers, and the rest must be."""
+    sources = sorted((native_build.ROOT / "tests/native/selftest").glob("*.cpp"))
+    units = [[source.name for source in unit.sources] for unit in native_build.units_of(sources)]
+    assert units == [["kernels.cpp"], ["module.cpp"]]
+    flags = {source.name: native_build.compile_flags(native_build.VARIANTS["asan"], source, "") for source in sources}
+    assert [name for name in flags if "-fno-sanitize=all" in flags[name]] == ["module.cpp"]
+
+
 @pytest.mark.skipif(not LONG, reason="compiles the bindings again: `make test-long` runs it")
 def test_bindings_are_the_same_in_every_variant(tmp_path: Path) -> None:
     """All variants link the objects of one, so nothing that differs between variants may be compiled into them."""
