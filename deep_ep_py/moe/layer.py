@@ -16,6 +16,8 @@ from deep_ep_py.ops.registry import buffer_of
 class Gate(nn.Module):
     """A gate: softmax over all experts, then top-k, with weights normalized to sum to 1.
 
+    It computes in float32, also under `torch.autocast`.
+
     Parameters
     ----------
     hidden, num_experts, topk : int
@@ -44,7 +46,8 @@ class Gate(nn.Module):
         topk_weights : torch.Tensor
             float32 [tokens, top-k].
         """
-        scores = functional.linear(x.float(), self.weight.float()).softmax(dim=1)
+        with torch.autocast(x.device.type, enabled=False):  # in bfloat16, near experts would tie
+            scores = functional.linear(x.float(), self.weight.float()).softmax(dim=1)
         weights, topk_idx = scores.topk(self.topk, dim=1)
         return topk_idx, weights / weights.sum(dim=1, keepdim=True)
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from builds import LONG
 from cases import AMPLE, Case
 from deep_ep_py import moe, ops
+from deep_ep_py.examples import moe_layer
 from deep_ep_py.examples.train_model import OneProcessMoE
 from deep_ep_py.testing import run_ranks
 from harness import make_buffer, under_schedules
@@ -44,6 +45,24 @@ def results(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
     out.backward(grad)
     gradients = {name: weight.grad for name, weight in layer.named_parameters()}
     return {"out": out.detach(), "x": x.grad, **gradients}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of", [gate, lambda: moe_layer.Gate(HIDDEN, 64, 8)], ids=["Gate", "of the example"])
+def test_a_gate_computes_in_float32_under_autocast(of: Callable[[], Any], dtype: torch.dtype) -> None:
+    scorer, x = of(), torch.randn(100, HIDDEN, dtype=dtype)
+    gradients = []
+    chosen = []
+    for enabled in (False, True):
+        rows = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            topk_idx, topk_weights = scorer(rows)
+        topk_weights.square().sum().backward()
+        chosen.append((topk_idx, topk_weights))
+        gradients.append(rows.grad)
+    assert chosen[1][1].dtype == torch.float32
+    for plain, cast in zip((*chosen[0], gradients[0]), (*chosen[1], gradients[1]), strict=True):
+        assert torch.equal(plain, cast)
 
 
 @pytest.mark.parametrize(
