@@ -22,7 +22,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
-from deep_ep_py.core.one_thread import Occupancy, by_one_thread
+from deep_ep_py.core.one_thread import Occupancy, after_other_threads, by_one_thread
 from deep_ep_py.core.results import Combined, Dispatched, DispatchLayout
 from deep_ep_py.core.texts import size_text
 from deep_ep_py.device.device import Device
@@ -713,7 +713,10 @@ class Buffer(V1Surface):
         left_out = mask_of(mask, self.rank, self.group_size)
         if not self._engine.masks_ranks:  # otherwise there are no normal-mode calls
             self._engine.topology.check_mask(left_out | self._engine.mask)
-        self._engine.recover(left_out, seconds)
+        self._engine.check_process()
+        self._engine.break_off("recover was called")  # which ends a call that another thread is in
+        with after_other_threads(self._occupancy, "recover"):
+            self._engine.recover(left_out, seconds)
 
     def lost_ranks(self) -> list[int]:
         """Return the ranks whose processes have ended or whose Buffers are destroyed, as far as this rank knows."""
@@ -741,10 +744,20 @@ class Buffer(V1Surface):
     def destroy(self) -> None:
         """Release everything that the Buffer holds, including the process group. Not collective; outputs stay valid.
 
-        In a forked child this does nothing, since the Buffer belongs to the parent.
+        A call that another thread is in ends first, at the Buffer's `timeout` at the latest. In a forked child this
+        does nothing, since the Buffer belongs to the parent.
+
+        Raises
+        ------
+        DeepEPError
+            An operation has failed, and no call has raised that yet; or this thread is inside a call of this Buffer,
+            as in a signal handler.
         """
+        if self._engine.is_inherited:
+            return
         try:
-            self._engine.destroy()
+            with after_other_threads(self._occupancy, "destroy"):
+                self._engine.destroy()
             if self._engine.destroyed:
                 self.group = None  # a group that outlives `destroy_process_group` may crash the process at exit
         finally:

@@ -1,14 +1,17 @@
-"""Detection of a second thread that calls a Buffer while another thread is inside one of its calls."""
+"""What becomes of a second thread that calls a Buffer while another thread is inside one of its calls."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 from deep_ep_py.errors import DeepEPError
 
+_LOOK_SECONDS = 0.001
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -38,6 +41,24 @@ def by_one_thread(method: _Method) -> _Method:
                 occupancy.pop("inside", None)
 
     return cast("_Method", guarded)
+
+
+@contextmanager
+def after_other_threads(occupancy: Occupancy, name: str) -> Iterator[None]:
+    """Be inside a call that ends or renews what other calls use: wait until another thread's call has ended.
+
+    That is at the Buffer's timeout at the latest.
+    """
+    mine = (threading.get_ident(), name)
+    try:
+        while (holder := occupancy.setdefault("inside", mine)) is not mine:
+            if holder[0] == mine[0]:  # a signal handler: the call goes on after it
+                raise DeepEPError(f"{name}: this thread is inside {holder[1]} of this Buffer")
+            time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        if occupancy.get("inside") is mine:
+            occupancy.pop("inside", None)
 
 
 def _described(holder: tuple[int, str]) -> str:

@@ -192,13 +192,13 @@ class Engine:
             self._bootstrap.close()
 
     @property
-    def _inherited(self) -> bool:
+    def is_inherited(self) -> bool:
         """Whether this process is a forked child of the one that made the Buffer, and so must not act as that rank."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
         """Raise in a forked child."""
-        # Same as `_inherited`, without the cost of a property: every call of a Buffer comes here.
+        # Same as `is_inherited`, without the cost of a property: every call of a Buffer comes here.
         if os.getpid() != self._process:
             raise DeepEPError(
                 f"rank {self.rank}: this Buffer belongs to process {self._process}; it cannot be used in a forked child"
@@ -513,7 +513,7 @@ class Engine:
 
         In a forked child, whose failures are not this rank's, this does nothing.
         """
-        if self._inherited:
+        if self.is_inherited:
             return
         if self._runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
@@ -533,7 +533,7 @@ class Engine:
     def masked(self) -> list[int]:
         """Return the ranks masked in this generation, as far as this rank knows; none after `destroy`."""
         runtime = self._runtime
-        return [] if runtime is None or not self.masks_ranks or self._inherited else runtime.masked
+        return [] if runtime is None or not self.masks_ranks or self.is_inherited else runtime.masked
 
     def lost_ranks(self) -> list[int]:
         """Return the other ranks that are known not to store anything any longer."""
@@ -619,7 +619,7 @@ class Engine:
         DeepEPError
             An operation has failed, and no call has raised that yet.
         """
-        if self._runtime is None or self._inherited:
+        if self._runtime is None or self.is_inherited:
             return
         runtime, well, settled = self._runtime, False, False
         try:
@@ -658,7 +658,7 @@ class Engine:
 
     def __del__(self) -> None:
         runtime = getattr(self, "_runtime", None)
-        if runtime is None or self._inherited:
+        if runtime is None or self.is_inherited:
             return
         self.dropped.clear()  # running it would wait for other ranks during garbage collection
         try:

@@ -65,6 +65,16 @@ def test_many_buffers_of_processes(workers: Path) -> None:
     assert shared_memory() <= before, "processes have left shared memory behind"
 
 
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.parametrize("how", ["destroy", "exit", "recover"])
+def test_another_thread_is_in_a_call(workers: Path, how: str) -> None:
+    """The call ends before what it uses: with results, or with an error."""
+    done = forked(workers / "ended_by_another_thread.py", 2, how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"ended by {how}\n") == 2
+
+
 def test_a_destroyed_buffer_lets_go_of_its_group() -> None:
     """torch may abort a process at exit if something still holds a process group."""
 
