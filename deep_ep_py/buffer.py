@@ -755,14 +755,14 @@ class Buffer(V1Surface):
         """
         if self._engine.is_inherited:
             return
-        try:
-            with after_other_threads(self._occupancy, "destroy"):
+        with after_other_threads(self._occupancy, "destroy"):
+            try:
                 self._engine.destroy()
-            if self._engine.destroyed:
-                self.group = None  # a group that outlives `destroy_process_group` may crash the process at exit
-        finally:
-            for recording in self._recordings:  # now that its last kernels have ended
-                recording.end_quietly()
+                if self._engine.destroyed:
+                    self.group = None  # a group that outlives `destroy_process_group` may crash the process at exit
+            finally:
+                for recording in self._recordings:  # now that its last kernels have ended
+                    recording.end_quietly()
 
     def __enter__(self) -> Buffer:
         return self

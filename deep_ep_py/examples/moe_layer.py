@@ -64,7 +64,7 @@ class Gate:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return int64 expert ids and float32 weights, both [tokens, topk]."""
-        with torch.autocast(x.device.type, enabled=False):  # in bfloat16, near experts would tie
+        with torch.autocast(x.device.type, enabled=False):  # scores in bfloat16 would often tie
             scores = (x.float() @ self.weight.t()).sigmoid()
         eligible = limit_to_groups(scores + self.bias, self.topk, self.groups, self.top_groups)
         topk_idx = eligible.topk(self.topk, dim=1).indices

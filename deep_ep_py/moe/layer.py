@@ -46,7 +46,7 @@ class Gate(nn.Module):
         topk_weights : torch.Tensor
             float32 [tokens, top-k].
         """
-        with torch.autocast(x.device.type, enabled=False):  # in bfloat16, near experts would tie
+        with torch.autocast(x.device.type, enabled=False):  # scores in bfloat16 would often tie
             scores = functional.linear(x.float(), self.weight.float()).softmax(dim=1)
         weights, topk_idx = scores.topk(self.topk, dim=1)
         return topk_idx, weights / weights.sum(dim=1, keepdim=True)

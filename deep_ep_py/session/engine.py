@@ -542,10 +542,8 @@ class Engine:
         return [rank for rank in range(self.ranks) if rank != self.rank and runtime.gone(rank)]
 
     def recover(self, mask: int, seconds: float) -> None:
-        """Continue without the ranks of `mask` and those left out before. Collective among the others."""
-        self.check_process()
+        """After `break_off`, continue without the ranks of `mask` and those left out before; a barrier of the rest."""
         runtime = self.runtime
-        self.break_off("recover was called")
         # An interrupted recovery may have left this rank broken in a generation whose other ranks know of no failure.
         if not runtime.aborted():
             runtime.abort(C.EXCEPTION)

@@ -64,15 +64,7 @@ def test_low_latency_layers(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "direct",
-        "rounds",
-        "ibgda",
-        pytest.param("proxy", marks=OVER_LIBFABRIC),
-    ],
-)
+@pytest.mark.parametrize("path", ["direct", "rounds", "ibgda", pytest.param("proxy", marks=OVER_LIBFABRIC)])
 @pytest.mark.thorough
 def test_round_trip(
     double: Path,
