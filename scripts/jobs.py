@@ -46,6 +46,7 @@ class Finished:
     """128 + n if killed by signal n; None if it was left out because a job before it had failed."""
     seconds: float = 0.0
     peak_bytes: int = 0
+    """Of all its processes together, sampled. The kernel's own peak counts what this process had before exec."""
 
 
 def slots() -> int:
@@ -112,13 +113,12 @@ class _Running:
 
     def finished(self) -> Finished | None:
         """Return the outcome if the process has ended."""
-        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        if pid == 0:
+        code = self._process.poll()
+        if code is None:
             return None
-        code = self._process.returncode = os.waitstatus_to_exitcode(status)
         self.signal(signal.SIGKILL)  # what it has left behind
-        peak = max(self._peak_bytes, usage.ru_maxrss << 10)
-        return Finished(self.job, code if code >= 0 else 128 - code, time.monotonic() - self._started, peak)
+        seconds = time.monotonic() - self._started
+        return Finished(self.job, code if code >= 0 else 128 - code, seconds, self._peak_bytes)
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
