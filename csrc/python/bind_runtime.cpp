@@ -330,9 +330,10 @@ void bind_runtime(py::module_& m) {
         .value("LATE", Meeting::kLate)
         .value("GONE", Meeting::kGone)
         .value("OTHER_MASK", Meeting::kOtherMask)
-        .value("GIVEN_UP", Meeting::kGivenUp);
+        .value("LATER_ATTEMPT", Meeting::kLaterAttempt);
     meeting.def_readonly("result", &Meeting::result)
         .def_readonly("peer", &Meeting::peer)
+        .def_readonly("attempt", &Meeting::attempt)
         .def_property_readonly("left_out", [](const Meeting& met) { return ranks_of(met.mask); });
 
     py::class_<BufferOptions>(m, "BufferOptions")

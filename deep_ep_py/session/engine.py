@@ -547,12 +547,14 @@ class Engine:
         # An interrupted recovery may have left this rank broken in a generation whose other ranks know of no failure.
         if not runtime.aborted():
             runtime.abort(C.EXCEPTION)
-        self._attempts += 1
         if not self._stop_kernels(seconds):
             raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
         if not self._results_told:
             self._warn_of_void_results()
-        recover(runtime, self.rank, mask | self.mask, self._attempts, seconds)
+        attempt: int | None = self._attempts + 1
+        while attempt is not None:
+            self._attempts = attempt
+            attempt = recover(runtime, self.rank, mask | self.mask, attempt, seconds)
         try:
             self._begin_generation(mask | self.mask)
         except BaseException:  # the others have begun the generation too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from deep_ep_py.core import arguments
@@ -10,6 +11,7 @@ from deep_ep_py.errors import DeepEPError
 
 _GONE_SECONDS = 5.0
 """How long a rank that is left out may take to exit or to destroy its Buffer."""
+_LOOK_SECONDS = 0.1
 _Result = C.Meeting.Result
 
 
@@ -38,8 +40,10 @@ def ranks_of(mask: int) -> list[int]:
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
 
 
-def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: float) -> None:
+def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: float) -> int | None:
     """Agree with the remaining ranks on who they are, and start a new generation (P16).
+
+    Return None, or the number of a later attempt that another rank has begun: this rank is to join that one.
 
     Parameters
     ----------
@@ -50,9 +54,9 @@ def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: flo
     mask : int
         Ranks that are left out, as a bit mask.
     attempt : int
-        Index of this attempt, the same on all ranks: the number of the new generation minus one.
+        Index of this attempt: the number of the new generation minus one.
     seconds : float
-        How long to wait for the other ranks.
+        How long to wait for the other ranks in each meeting.
 
     Raises
     ------
@@ -70,19 +74,30 @@ def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: flo
             f"{prefix}: rank {alive} is to be left out, but might still store into this rank's memory: expected its "
             "process to have ended or its Buffer to be destroyed"
         )
-    _check(runtime.meet(left_out, attempt, False, seconds), left_out, prefix, seconds)
-    if (missing := runtime.look_up_peers(seconds)) >= 0:
-        raise DeepEPError(f"{prefix}: rank {missing} did not publish its network endpoint within {seconds:g} s")
+    if (later := _check(runtime.meet(left_out, attempt, False, seconds), left_out, prefix, seconds)) is not None:
+        return later
+    deadline = time.monotonic() + seconds
+    while (missing := runtime.look_up_peers(min(seconds, _LOOK_SECONDS))) >= 0:
+        # A rank that has given up this attempt has withdrawn its endpoint.
+        if (later := _check(runtime.meet(left_out, attempt, False, 0.0), left_out, prefix, seconds)) is not None:
+            return later
+        if time.monotonic() > deadline:
+            raise DeepEPError(f"{prefix}: rank {missing} did not publish its network endpoint within {seconds:g} s")
     runtime.clear_words(attempt + 1)
+    begun = False
     try:
-        _check(runtime.meet(left_out, attempt, True, seconds), left_out, prefix, seconds)
-        runtime.publish(attempt + 1, left_out)
-    except BaseException:  # also an interrupt: some ranks may have continued, and their next wait must end at once
-        runtime.abort_generation(attempt + 1, C.EXCEPTION)
-        raise
+        later = _check(runtime.meet(left_out, attempt, True, seconds), left_out, prefix, seconds)
+        if later is None:
+            runtime.publish(attempt + 1, left_out)
+            begun = True
+        return later
+    finally:  # also after an interrupt: some ranks may have continued, and their next wait must end at once
+        if not begun:
+            runtime.abort_generation(attempt + 1, C.EXCEPTION)
 
 
-def _check(meeting: C.Meeting, left_out: list[int], prefix: str, seconds: float) -> None:
+def _check(meeting: C.Meeting, left_out: list[int], prefix: str, seconds: float) -> int | None:
+    """Return the later attempt that another rank has begun, if one has; raise DeepEPError unless all have come."""
     peer = meeting.peer
     if meeting.result == _Result.OTHER_MASK:
         raise DeepEPError(
@@ -90,7 +105,6 @@ def _check(meeting: C.Meeting, left_out: list[int], prefix: str, seconds: float)
         )
     if meeting.result == _Result.GONE:
         raise DeepEPError(f"{prefix}: rank {peer} is gone too: expected it among the ranks to leave out")
-    if meeting.result == _Result.GIVEN_UP:
-        raise DeepEPError(f"{prefix}: rank {peer} has given up this recovery and begun another")
     if meeting.result == _Result.LATE:
         raise DeepEPError(f"{prefix}: rank {peer} did not come within {seconds:g} s")
+    return meeting.attempt if meeting.result == _Result.LATER_ATTEMPT else None

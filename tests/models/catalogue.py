@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .attempts import Attempts
 from .blocks import Barriers
 from .explore import Model, explore
 from .failures import Failures, Passing
@@ -110,6 +111,8 @@ CASES = (
     Case("P16", Recovery(), "first_meeting", 16, "A begins generation 3 with a signal of generation 1"),
     Case("P16", Recovery(), "second_meeting", 17, DEADLOCK),
     Case("P16", Recovery(), "one_store", 19, DEADLOCK),
+    Case("P16", Attempts(), "joins_later_attempt", 5, "recover raises although no rank was interrupted"),
+    Case("P16", Attempts(each_by_itself=True), "ends_what_others_may_have_begun", 11, DEADLOCK),
     Case("P17", Masks(), "counts_carry_the_mask", 11, "A and B end well, one leaves out no rank, the other C"),
     Case("P17", Masks(), "left_out_are_not_waited_for", 5, "all leave out the same, and yet one fails"),
     Case("P17", Counts(), "forwarder_waits", 7, "C has all counts, and leaves out D, but A no rank"),
@@ -132,6 +135,8 @@ CASES = (
 
 # With all rules: also larger models than those that suffice above.
 LARGER = (
+    Attempts(ranks=3),
+    Attempts(ranks=3, each_by_itself=True),
     Orders(calls=4),
     Regions(senders=2, operations=3),
     Regions(regions=2, senders=2, operations=4),

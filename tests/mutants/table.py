@@ -264,6 +264,14 @@ MUTANTS = (
         "recover ibgda",
     ),
     one(
+        "recovery: a later attempt is not joined",
+        "host/session/recovery.cpp",
+        "if (latest >> 1 > attempt) {",
+        "if (false) {",
+        "fast",
+        "recover",
+    ),
+    one(
         "recovery: the first bank alone is cleared",
         "host/session/recovery.cpp",
         "heap.bank_offset(generation);",

@@ -23,13 +23,12 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
     const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
     // An existing abort word stays: it says more, and one that masks this rank keeps its kernels from notifying others.
     if (!aborted()) control_->stop_own(word, generation_);
-    if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
-    networks_ = {};  // before the next ones are made, so that no agent of the old ones remains
-    return true;
+    return settle(nanoseconds) && launcher_->wait_for_device(nanoseconds);
 }
 
 void Runtime::connect(const wire::RankMask& mask, uint32_t generation) {
     const std::vector<fabric::Route> reached = routes(mask);
+    networks_ = {};  // before the next ones are made, so that no agent of the old ones remains
     networks_ = make_networks_(*memory_, reached, generation, host_words_.get());
     control_->tell_address();
     memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
@@ -70,17 +69,17 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
             // The mask is the one of this attempt if the peer has not begun another attempt.
             const bool same = latest >> 1 == attempt;
             if (stage >> 1 == attempt && same && theirs.first_difference(mask) != wire::kMaxRanks) {
-                meeting = {Meeting::kOtherMask, peer, theirs};
+                meeting = {Meeting::kOtherMask, peer, theirs, attempt};
                 return true;
             }
-            if (stage >> 1 > attempt || (stage >> 1 == attempt && !same)) {
-                meeting = {Meeting::kGivenUp, peer, {}};
+            if (latest >> 1 > attempt) {
+                meeting = {Meeting::kLaterAttempt, peer, {}, latest >> 1};
                 return true;
             }
             if (stage >= stage_of(attempt, again)) continue;
-            if (meeting.result == Meeting::kMet) meeting = {Meeting::kLate, peer, {}};
+            if (meeting.result == Meeting::kMet) meeting = {Meeting::kLate, peer, {}, attempt};
             if (!gone(peer)) continue;
-            meeting = {Meeting::kGone, peer, {}};
+            meeting = {Meeting::kGone, peer, {}, attempt};
             return true;
         }
         return meeting.result == Meeting::kMet;

@@ -75,10 +75,11 @@ struct Call {
 
 // The result of a meeting of recovering ranks (P16).
 struct Meeting {
-    enum Result { kMet, kLate, kGone, kOtherMask, kGivenUp };
+    enum Result { kMet, kLate, kGone, kOtherMask, kLaterAttempt };
     Result result = kMet;
     int peer = -1;          // the rank that caused it
     wire::RankMask mask{};  // the mask of that rank
+    uint64_t attempt = 0;   // kLaterAttempt: the one that it has begun, which this rank is to join
 };
 
 class Runtime final : private FailureCount::Member {
@@ -182,17 +183,19 @@ class Runtime final : private FailureCount::Member {
     bool gone(int rank) const;
     // Whether any ranks are left out.
     bool leaves_out() const { return mask_.first_difference({}) != wire::kMaxRanks; }
-    // Recovery, in this order (P16); attempts have the same numbers on all ranks. First, everything that this rank has
-    // launched or posted in this generation is ended. Returns false if that is impossible in time.
+    // Recovery, in this order (P16). First, everything that this rank has launched in this generation is ended. Returns
+    // false if that is impossible in time.
     bool stop_all(uint64_t nanoseconds);
     // Lets this rank's networks look up the endpoints of the ranks that they reach, all of which have made theirs.
     // Returns a rank whose endpoint cannot be found in time, or -1.
     int look_up_peers(uint64_t nanoseconds);
-    // Makes the network anew for a generation, to the ranks with which this one communicates, without those in `mask`.
+    // Ends everything posted, and makes the network anew for a generation, to the ranks with which this one
+    // communicates, without those in `mask`.
     void connect(const wire::RankMask& mask, uint32_t generation);
     // Waits until the ranks in `mask` are known to store nothing any more. Returns one that still may, or -1.
     int wait_gone(const wire::RankMask& mask, uint64_t nanoseconds);
-    // Waits until all ranks except those in `mask` have reached the same stage.
+    // Waits until all ranks except those in `mask` have reached the same stage of the same attempt. A rank that finds
+    // another in a later attempt joins that one, from connect() on.
     Meeting meet(const wire::RankMask& mask, uint64_t attempt, bool again, uint64_t nanoseconds);
     // Clears the signal words of a generation; called between the two meetings.
     void clear_words(uint32_t generation);

@@ -35,7 +35,7 @@ inline void break_off(World& world, Buffer& buffer, u32 attempt) {
     } else {
         buffer.runtime().abort(wire::kException);
     }
-    buffer.recover(attempt);
+    buffer.recover();
 }
 
 // Each queue pair to each peer has carried puts.

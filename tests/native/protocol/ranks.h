@@ -204,15 +204,20 @@ class Buffer {
     // All ranks have reached this point.
     void meet(World& world) { world.meet(++phase_); }
 
-    // One recovery, in which no rank fails (P16). `lost`: the ranks that have left.
-    void recover(u32 attempt, const wire::RankMask& lost = {}) {
+    // One recovery (P16). `lost`: the ranks that have left. The ranks in turn give up their first attempt, wherever the
+    // others are, and the others join the next one.
+    void recover(const wire::RankMask& lost = {}) {
         expect(runtime().stop_all(kSecond), "kernels have not ended");
-        runtime().connect(lost, attempt + 1);
-        expect(runtime().wait_gone(lost, kSecond) == -1, "a rank has not left");
-        expect(runtime().meet(lost, attempt, false, kSecond).result == host::Meeting::kMet, "first meeting");
-        runtime().clear_words(attempt + 1);
-        expect(runtime().meet(lost, attempt, true, kSecond).result == host::Meeting::kMet, "second meeting");
-        runtime().publish(attempt + 1, lost);
+        const bool gives_up = rank == ++recoveries_ % kRanks;
+        u64 next = attempt_ + 1;
+        if (gives_up) {
+            runtime().connect(lost, static_cast<u32>(next) + 1);
+            runtime().meet(lost, next++, false, 0);
+        }
+        while (next != 0) {
+            attempt_ = next;
+            next = try_to_recover(lost);
+        }
     }
 
     const u32 rank;
@@ -221,6 +226,24 @@ class Buffer {
     std::shared_ptr<host::CpuLauncher> stream;
 
   private:
+    // Returns the later attempt that another rank has begun, or 0.
+    u64 try_to_recover(const wire::RankMask& lost) {
+        const auto generation = static_cast<u32>(attempt_) + 1;
+        runtime().connect(lost, generation);
+        expect(runtime().wait_gone(lost, kSecond) == -1, "a rank has not left");
+        host::Meeting meeting = runtime().meet(lost, attempt_, false, kSecond);
+        if (meeting.result == host::Meeting::kLaterAttempt) return meeting.attempt;
+        expect(meeting.result == host::Meeting::kMet, "first meeting");
+        runtime().clear_words(generation);
+        meeting = runtime().meet(lost, attempt_, true, kSecond);
+        if (meeting.result == host::Meeting::kLaterAttempt) {
+            runtime().abort_generation(generation, wire::kException);
+            return meeting.attempt;
+        }
+        expect(meeting.result == host::Meeting::kMet, "second meeting");
+        runtime().publish(generation, lost);
+        return 0;
+    }
     std::string route(u32 peer) const {
         const u32 per_node = setup.nodes.per_node;
         const bool near = per_node != setup.nodes.ranks && peer / per_node == rank / per_node;
@@ -230,6 +253,8 @@ class Buffer {
     }
 
     u32 phase_ = 0;
+    u32 recoveries_ = 0;
+    u64 attempt_ = 0;  // the latest
     std::unique_ptr<host::Runtime> runtime_;
 };
 

@@ -85,7 +85,7 @@ inline void run(uint64_t seed, const Setup& setup) {
             if (attempt > kRecoveries) break;
             graph->replay();
             if (rank == 0) buffer.runtime().abort(wire::kException);
-            buffer.recover(attempt);
+            buffer.recover();
         }
         batch.check_guards();
         buffer.meet(world);

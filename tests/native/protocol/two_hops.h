@@ -173,7 +173,7 @@ inline void run(uint64_t seed, const Setup& setup) {
             for (u32 meeting = 0; meeting < 2; ++meeting) buffer.meet(world);
             return;
         }
-        if (setup.nodes.lost != 0) buffer.recover(1, lost);
+        if (setup.nodes.lost != 0) buffer.recover(lost);
         for (u32 lap = 0; lap < kLaps; ++lap) context = &Trip(buffer, seed, lap).run();
         buffer.meet(world);
         buffer.runtime().drain();
