@@ -313,12 +313,12 @@ class Meeting:
 
           OTHER_MASK
 
-          GIVEN_UP
+          LATER_ATTEMPT
         """
 
-        GIVEN_UP: typing.ClassVar[Meeting.Result]
         GONE: typing.ClassVar[Meeting.Result]
         LATE: typing.ClassVar[Meeting.Result]
+        LATER_ATTEMPT: typing.ClassVar[Meeting.Result]
         MET: typing.ClassVar[Meeting.Result]
         OTHER_MASK: typing.ClassVar[Meeting.Result]
         __members__: typing.ClassVar[dict[str, Meeting.Result]]
@@ -347,6 +347,8 @@ class Meeting:
         @property
         def value(self) -> int: ...
 
+    @property
+    def attempt(self) -> int: ...
     @property
     def left_out(self) -> list[int]: ...
     @property

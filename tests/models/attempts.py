@@ -2,8 +2,8 @@
 
 Attempt n to recover begins generation n + 1. A rank tells the others how far it is: (n, 1) once it has come to the
 first meeting of attempt n, (n, 2) once to the second. At first A has already made an attempt that B was too late for.
-The program calls `recover` on all ranks, and again on all ranks until it has returned on all of them; or each rank calls
-it again by itself when it has raised, or when the next call has.
+The program calls `recover` on all ranks, and again on all ranks until it has returned on all of them; or each rank
+calls it again by itself when it has raised, or when the next call has.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Attempts:
         if rank.host not in RECOVERS and again:
             begun = {"host": FIRST, "calls": calls, "attempt": attempt + 1, "told": (attempt + 1, 1)}
             yield f"makes attempt {attempt + 1}", begun
+        in_vain = not self.each_by_itself and any((o.calls, o.host) == (rank.calls, RAISED) for o in others)
         later = max(other.told[0] for other in others)
         if rank.host in (FIRST, SECOND) and later > attempt:
             if self.joins_later_attempt:
@@ -74,7 +75,7 @@ class Attempts:
             yield "leaves the first meeting", {"host": MET}
         elif rank.host == SECOND and all(other.told == (attempt, 2) for other in others):
             yield "leaves the second meeting", {"host": MET_AGAIN}
-        elif not self.each_by_itself and rank.host in (FIRST, SECOND) and any(o.calls == rank.calls and o.host == RAISED for o in others):
+        elif rank.host in (FIRST, SECOND) and in_vain:
             yield "times out", {"host": RAISED}
         if rank.host == MET:
             yield "clears its words", {"host": SECOND, "told": (attempt, 2)}
