@@ -5,9 +5,9 @@
     out = deep_ep_py.ops.combine(my_experts(received), received.routes, name)
 
 Each op is collective, and so is its backward: the backward of a dispatch is a combine, that of a combine a dispatch
-along the same routes. All ranks of the group must call the same ops in the same order, and the same inputs must require
-a gradient on all of them. This includes a rank that received no rows: the output of its experts must still depend on
-`received.x`.
+along the same routes. All ranks of the group must call the same ops in the same order, which compiled code keeps, and
+the same inputs must require a gradient on all of them. This includes a rank that received no rows: the output of its
+experts must still depend on `received.x`.
 
 `dispatch_expanded` and `combine_expanded` are the same for rows grouped by expert, as grouped GEMMs read them.
 
@@ -177,7 +177,7 @@ def dispatch_fp8(
     check_types(group, x=x, scales=scales, topk_idx=topk_idx, topk_weights=topk_weights)
     return ScaledDispatched(
         *library.dispatch(
-            x.detach(), scales, topk_idx, topk_weights.detach(), num_experts, num_worst_tokens, False, group
+            x.detach(), scales.detach(), topk_idx, topk_weights.detach(), num_experts, num_worst_tokens, False, group
         )
     )
 

@@ -19,6 +19,7 @@ from deep_ep_py.ops.expanded_routes import (
     to_expanded_routes,
     tokens_of,
 )
+from deep_ep_py.ops.order import in_order
 from deep_ep_py.ops.registry import buffer_of
 from deep_ep_py.ops.row_types import (
     as_rows,
@@ -147,7 +148,7 @@ def dispatch_expanded_fp8(
     return ScaledExpandedRows(
         *_dispatch(
             x.detach(),
-            scales,
+            scales.detach(),
             topk_idx,
             topk_weights.detach(),
             num_experts,
@@ -234,7 +235,7 @@ def _dispatch(
     return *received_rows(received, fp8), recv_topk_weights, ends, routes
 
 
-@_dispatch.register_fake
+@in_order(_dispatch)
 def _(
     x: Tensor,
     scales: Tensor | None,
@@ -293,7 +294,7 @@ def _combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     return combined
 
 
-@_combine.register_fake
+@in_order(_combine)
 def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     return x.new_empty((tokens_of(routes), x.shape[1]))
 
@@ -320,7 +321,7 @@ def _combine_with_weights(x: Tensor, topk_weights: Tensor, routes: list[Tensor],
     return combined_x, weights
 
 
-@_combine_with_weights.register_fake
+@in_order(_combine_with_weights)
 def _(x: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> tuple[Tensor, Tensor]:
     tokens = tokens_of(routes)
     return x.new_empty((tokens, x.shape[1])), topk_weights.new_empty((tokens, routes[-1].shape[1]))
@@ -349,7 +350,7 @@ def _dispatch_again(x: Tensor, routes: list[Tensor], rows: int, group: str) -> T
     return recv_x
 
 
-@_dispatch_again.register_fake
+@in_order(_dispatch_again)
 def _(x: Tensor, routes: list[Tensor], rows: int, group: str) -> Tensor:
     return x.new_empty((rows, x.shape[1]))
 

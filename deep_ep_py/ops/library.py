@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deep_ep_py.ops.order import in_order
 from deep_ep_py.ops.registry import buffer_of
 from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, tokens_of, zero_padding
 from deep_ep_py.ops.row_types import as_rows, like_received, received_rows, rows_to_send
@@ -50,7 +51,7 @@ def dispatch(
     return *received_rows(received, fp8), recv_topk_idx, recv_topk_weights, routes
 
 
-@dispatch.register_fake
+@in_order(dispatch)
 def _(
     x: Tensor,
     scales: Tensor | None,
@@ -102,7 +103,7 @@ def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     return recv_x
 
 
-@dispatch_again.register_fake
+@in_order(dispatch_again)
 def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     return x.new_empty((rows_of(routes), x.shape[1]))
 
@@ -127,7 +128,7 @@ def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     return buffer.combine(as_rows(x), to_handle(buffer, routes))[0]
 
 
-@combine.register_fake
+@in_order(combine)
 def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     return x.new_empty((tokens_of(routes), x.shape[1]))
 
@@ -153,7 +154,7 @@ def combine_with_weights(x: Tensor, topk_weights: Tensor, routes: list[Tensor], 
     return combined_x, combined_weights
 
 
-@combine_with_weights.register_fake
+@in_order(combine_with_weights)
 def _(x: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> tuple[Tensor, Tensor]:
     tokens = tokens_of(routes)
     return x.new_empty((tokens, x.shape[1])), topk_weights.new_empty((tokens, topk_weights.shape[1]))

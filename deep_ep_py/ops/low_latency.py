@@ -19,6 +19,7 @@ from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.low_latency.handles import Handle, Origin
 from deep_ep_py.modes.low_latency.plans import scales_memory, scales_of
 from deep_ep_py.modes.low_latency.sizes import Sizes
+from deep_ep_py.ops.order import in_order
 from deep_ep_py.ops.registry import buffer_of, serial_of
 
 _NUMBERS = 7
@@ -140,7 +141,7 @@ def dispatch_op(
     return recv_x, scales, counts, _to_routes(buffer, handle)
 
 
-@dispatch_op.register_fake
+@in_order(dispatch_op)
 def _(
     x: Tensor,
     topk_idx: Tensor,
@@ -187,7 +188,7 @@ def combine_op(
     return combined
 
 
-@combine_op.register_fake
+@in_order(combine_op)
 def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], use_logfmt: bool, group: str) -> Tensor:
     return x.new_empty((topk_idx.shape[0], x.shape[2]))
 

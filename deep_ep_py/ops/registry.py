@@ -14,8 +14,8 @@ _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary
 _serials: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
 _next_serial = itertools.count(1)
 _lock = threading.Lock()
-_ROUTES_VERSION = 1
-"""Increases whenever the tensors of routes change."""
+_ROUTES_VERSION = 2
+"""Increases whenever the tensors of routes change, or how ops are compiled."""
 
 
 def register(buffer: Buffer | ElasticBuffer, name: str | None = None) -> str:

@@ -118,7 +118,9 @@ def test_rows_that_the_caller_has_cast(exponents: bool, worst: bool) -> None:
         buffer = make_buffer(group, case, "weak")
         rank, name = buffer.rank, ops.register(buffer)
         part, layout = received[rank], layouts[rank]
-        given = *casts[rank], work.topk_idx[rank], leaf(work.topk_weights[rank]), EXPERTS, name
+        rows, scales = casts[rank]
+        scales = scales if exponents else leaf(scales)
+        given = rows, scales, work.topk_idx[rank], leaf(work.topk_weights[rank]), EXPERTS, name
         wanted = []
         for which in (0, 1):
             sent = [casts[s][which][t] for s, t in zip(part.src_rank, part.src_idx, strict=True)]
@@ -128,9 +130,9 @@ def test_rows_that_the_caller_has_cast(exponents: bool, worst: bool) -> None:
         for found, rows in zip((got.x, got.scales), wanted, strict=True):
             assert oracle.same_bits(found[: len(rows)], rows) and not found[len(rows) :].float().any()
         assert torch.equal(got.topk_idx[: len(part.x)], part.topk_idx)
-        assert not got.topk_weights.requires_grad
 
         expanded = ops.dispatch_expanded_fp8(*given, ALIGNMENT, MOST if worst else 0)
+        assert not any(one.requires_grad for one in (*got[:-1], *expanded[:-1]))
         used, at = layout.slots >= 0, layout.slots[layout.slots >= 0].long()
         unused = torch.isin(torch.arange(len(expanded.x)), at, invert=True)
         for found, rows in zip((expanded.x, expanded.scales), wanted, strict=True):

@@ -1,0 +1,65 @@
+"""The order of ops in compiled code.
+
+All ranks must execute ops in the same order, but a compiler only sees what depends on what. Of ops that depend on
+nothing of each other, Inductor executes those first that need less memory by the sizes on this rank, so that ranks with
+other numbers of tokens would send each other rows of different ops. Therefore each op depends, in code that Inductor
+generates, on the op before it, whichever their Buffers. The graphs that Inductor starts from, of the forward and of the
+backward with what it recomputes, have their ops in an order that depends on no size.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+
+def in_order(op: Any) -> Callable[[Callable[..., Any]], None]:
+    """Return a decorator for the function that tells compilers what a custom op returns.
+
+    It is called whenever the op is traced, and thus before Inductor lowers the op. Importing Inductor takes a second,
+    which a program that compiles nothing is spared.
+    """
+
+    def register(shapes: Callable[..., Any]) -> None:
+        @op.register_fake
+        @functools.wraps(shapes)
+        def _(*args: Any, **kwargs: Any) -> Any:
+            _lower_in_order(op._opoverload)
+            return shapes(*args, **kwargs)
+
+    return register
+
+
+_latest: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""The output of the last op in each graph that Inductor is lowering."""
+
+
+@functools.cache
+def _lower_in_order(op: torch._ops.OpOverload) -> None:
+    """Have Inductor call the op as it is, as it would by itself, but behind the op that has been lowered before it."""
+    with unset_fake_temporarily():
+        from torch._inductor import lowering
+        from torch._inductor.ir import FallbackKernel
+        from torch._inductor.virtualized import V
+        from torch._library.utils import get_layout_constraint_tag
+
+    layout = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+    lowering.make_fallback(op, layout_constraint=layout)
+    lower = lowering.lowerings[op]
+
+    def lower_in_order(*args: Any, **kwargs: Any) -> Any:
+        graph = V.graph
+        lowered = len(graph.operations)
+        result = lower(*args, **kwargs)
+        (kernel,) = (one for one in graph.operations[lowered:] if isinstance(one, FallbackKernel))
+        if graph in _latest:
+            graph.additional_buffer_deps[kernel.get_operation_name()].add(_latest[graph])
+        _latest[graph] = kernel.get_name()
+        return result
+
+    lowering.lowerings[op] = lower_in_order
