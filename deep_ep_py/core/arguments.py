@@ -42,7 +42,10 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 def describe(value: Any) -> str:
     """Describe a value for an error message, briefly: tensors, also in a tuple or list, by dtype and shape."""
     if isinstance(value, torch.Tensor):
-        layout = "" if value.is_contiguous() else ", not contiguous"
+        if value.layout is not torch.strided:
+            layout = f", {str(value.layout).removeprefix('torch.')}"
+        else:
+            layout = "" if value.is_contiguous() else ", not contiguous"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}{layout}"
     if isinstance(value, tuple | list) and any(isinstance(one, torch.Tensor) for one in value):
         more = ", ..." if len(value) > _MAX_DESCRIBED else ""
@@ -99,7 +102,32 @@ def tensor(
     device: torch.device,
     *or_dtypes: torch.dtype,
 ) -> torch.Tensor:
-    """Check a tensor; None in `shape` matches any extent."""
+    """Check a tensor whose memory kernels access; None in `shape` matches any extent."""
+    return with_memory(name, shaped(name, value, dtype, shape, device, *or_dtypes))
+
+
+def with_memory(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Check that a tensor's values are what is at its address."""
+    if value.is_neg():
+        raise TypeError(f"{name}={describe(value)}, a view that negates what it shows: expected its resolve_neg()")
+    if value.data_ptr() == 0 and value.numel():
+        kind = type(value).__name__
+        way = {"DTensor": ", such as its to_local()", "AsyncCollectiveTensor": ": call its wait()"}.get(kind, "")
+        raise TypeError(
+            f"{name}={describe(value)}, of type {kind} and without memory: expected a tensor with its own{way}"
+        )
+    return value
+
+
+def shaped(
+    name: str,
+    value: Any,
+    dtype: torch.dtype,
+    shape: tuple[int | None, ...],
+    device: torch.device,
+    *or_dtypes: torch.dtype,
+) -> torch.Tensor:
+    """Check all of a tensor but its memory, which one that is being compiled does not have."""
     # A call checks a dozen tensors, so the comparisons that run in C come first.
     if (
         not isinstance(value, torch.Tensor)
@@ -108,7 +136,11 @@ def tensor(
     ):
         raise TypeError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
     extents = value.shape
-    if (extents != shape and not _fits(extents, shape)) or not value.is_contiguous():
+    if (
+        (extents != shape and not _fits(extents, shape))
+        or value.layout is not torch.strided
+        or not value.is_contiguous()
+    ):
         raise ValueError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
     return value
 

@@ -43,11 +43,11 @@ class Placement:
         if not isinstance(self.expert_count, Tensor):
             raise TypeError(f"expert_count={arguments.describe(self.expert_count)}: expected a torch.Tensor")
         device = self.expert_count.device
-        arguments.tensor("expert_count", self.expert_count, torch.int64, (None, None), device)
+        arguments.shaped("expert_count", self.expert_count, torch.int64, (None, None), device)
         layers, experts = self.expert_count.shape
         shapes = {"logical_to_physical_map": (layers, experts, None), "physical_to_logical_map": (layers, None)}
         for name, shape in shapes.items():
-            arguments.tensor(name, getattr(self, name), torch.int64, shape, device)
+            arguments.shaped(name, getattr(self, name), torch.int64, shape, device)
         if self.num_physical_experts % self.num_ranks:
             raise ValueError(
                 f"physical_to_logical_map={arguments.describe(self.physical_to_logical_map)}: expected a multiple of "

@@ -51,7 +51,7 @@ def logical_to_physical(topk_idx: Tensor, placement: Placement, *, rank: int, la
     if device.type == "cpu" and not torch.compiler.is_compiling():
         arguments.topk_idx(topk_idx, experts, device)
     else:
-        arguments.tensor("topk_idx", topk_idx, torch.int64, (None, None), device, torch.int32)
+        arguments.shaped("topk_idx", topk_idx, torch.int64, (None, None), device, torch.int32)
     expert = topk_idx.clamp(0, experts - 1).long()
     turn = torch.arange(rank, rank + topk_idx.shape[0], device=device).unsqueeze(1)
     replica = turn % placement.expert_count[layer][expert]

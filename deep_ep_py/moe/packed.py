@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deep_ep_py.core.arguments import describe, tensor
+from deep_ep_py.core.arguments import describe, shaped
 from deep_ep_py.moe.layer import Experts
 from deep_ep_py.rowwise.fp8 import per_token_cast_back
 
@@ -96,14 +96,14 @@ class PackedExperts(nn.Module):
             The message names the argument.
         """
         device, shape = self.experts.down.device, (self.count, None, self.hidden)
-        x = tensor("x", x, torch.bfloat16, shape, device, torch.float8_e4m3fn)
+        x = shaped("x", x, torch.bfloat16, shape, device, torch.float8_e4m3fn)
         if (scales is None) != (x.dtype == torch.bfloat16):
             given = "None" if scales is None else describe(scales)
             raise ValueError(f"scales={given}: expected scales with float8_e4m3fn rows and no others, x={describe(x)}")
-        counts = tensor("counts", counts, torch.int32, (self.count,), device)
+        counts = shaped("counts", counts, torch.int32, (self.count,), device)
         if out is None:
             out = torch.empty(x.shape, dtype=torch.bfloat16, device=device)
         else:
-            out = tensor("out", out, torch.bfloat16, (self.count, x.shape[1], self.hidden), device)
+            out = shaped("out", out, torch.bfloat16, (self.count, x.shape[1], self.hidden), device)
         _packed_swiglu(x, scales, counts, self.experts.gate_and_up.detach(), self.experts.down.detach(), out)
         return out

@@ -29,7 +29,29 @@ def shifted(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros(1, dtype=rows.dtype), rows.flatten()])[1:].view_as(rows)
 
 
+class Wrapped(torch.Tensor):
+    """Like a DTensor, a FakeTensor, or the result of a functional collective: its values are somewhere else."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor) -> Wrapped:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)  # type: ignore[attr-defined,no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{function} is not a check")
+
+
+def without_memory(argument: str, values: torch.Tensor) -> list[Bad]:
+    """Return values of an argument that do not lie where it says."""
+    bad: list[Bad] = [(argument, Wrapped(values), "Wrapped", "with its own")]
+    if values.is_floating_point():
+        bad.append((argument, torch._neg_view(values), "negates", "resolve_neg"))
+        bad.append((argument, values.to_sparse(), "sparse", "contiguous"))
+    return bad
+
+
 LAYOUT: list[Bad] = [
+    *without_memory("topk_idx", torch.zeros(6, 2, dtype=I64)),
     ("topk_idx", torch.zeros(6, 2, dtype=torch.int16), "int16", "int64 or int32"),
     ("topk_idx", torch.zeros(6, dtype=I64), r"\[6\]", "any, any"),
     ("topk_idx", torch.zeros(6, 33, dtype=I64), "33", "32"),
@@ -43,6 +65,14 @@ LAYOUT: list[Bad] = [
 ]
 
 DISPATCH: list[Bad] = [
+    *without_memory("x", torch.zeros(6, 64, dtype=BF16)),
+    ("x", (torch.zeros(6, 64, dtype=FP8), Wrapped(torch.zeros(6, 1))), "Wrapped", "with its own"),
+    ("x", (torch.zeros(6, 64, dtype=FP8), torch._neg_view(torch.zeros(6, 1))), "negates", "resolve_neg"),
+    *without_memory("topk_idx", torch.zeros(6, 2, dtype=I64)),
+    *without_memory("topk_weights", torch.zeros(6, 2)),
+    *without_memory("is_token_in_rank", torch.zeros(6, 2, dtype=torch.bool)),
+    *without_memory("num_tokens_per_rank", torch.zeros(2, dtype=I32)),
+    *without_memory("num_tokens_per_expert", torch.zeros(8, dtype=I32)),
     ("x", shifted(torch.zeros(6, 64, dtype=BF16)), "0x", "16 bytes"),
     ("x", torch.zeros(6, 64), "float32", "bfloat16"),
     ("x", torch.zeros(6, 60, dtype=BF16), "120", "16"),
@@ -82,6 +112,7 @@ DISPATCH: list[Bad] = [
 ]
 
 COMBINE: list[Bad] = [
+    *without_memory("bias", torch.zeros(6, 64, dtype=BF16)),
     ("bias", shifted(torch.zeros(6, 64, dtype=BF16)), "0x", "16 bytes"),
     ("x", torch.zeros(3, 64, dtype=BF16), r"\[3, 64\]", "any"),
     ("x", TRIAL.expert.x[0].float(), "float32", "bfloat16"),

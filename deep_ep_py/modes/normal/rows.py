@@ -67,7 +67,7 @@ class Rows:
                 f"{name}[1]={arguments.describe(scales)}: expected [{x.shape[0]}] or [{x.shape[0]}, scales], "
                 f"1 to {_MAX_SCALES} scales per row"
             )
-        return Rows(x, scales)
+        return Rows(x, arguments.with_memory(f"{name}[1]", scales))
 
     @property
     def hidden(self) -> int:
