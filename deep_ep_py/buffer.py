@@ -22,7 +22,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
-from deep_ep_py.core.one_thread import Occupancy, after_other_threads, by_one_thread
+from deep_ep_py.core.one_thread import after_other_threads, by_one_thread
 from deep_ep_py.core.results import Combined, Dispatched, DispatchLayout
 from deep_ep_py.core.texts import size_text
 from deep_ep_py.device.device import Device
@@ -178,7 +178,6 @@ class Buffer(V1Surface):
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
             # The call passed all arguments up to the communicator by position, in the order without `use_fabric`.
             use_fabric, explicitly_destroy, enable_shrink, comm = False, use_fabric, explicitly_destroy, enable_shrink
-        self._occupancy: Occupancy = {}
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
         self.group = group if group is not None else comm
@@ -716,7 +715,7 @@ class Buffer(V1Surface):
             self._engine.topology.check_mask(left_out | self._engine.mask)
         self._engine.check_process()
         self._engine.break_off("recover was called")  # which ends a call that another thread is in
-        with after_other_threads(self._occupancy, "recover"):
+        with after_other_threads(self._engine.occupancy, "recover"):
             self._engine.recover(left_out, seconds)
 
     def lost_ranks(self) -> list[int]:
@@ -756,7 +755,7 @@ class Buffer(V1Surface):
         """
         if self._engine.is_inherited:
             return
-        with after_other_threads(self._occupancy, "destroy"):
+        with after_other_threads(self._engine.occupancy, "destroy"):
             try:
                 self._engine.destroy()
                 if self._engine.destroyed:

@@ -20,7 +20,7 @@ Occupancy = dict[str, tuple[int, str]]
 
 
 def by_one_thread(method: _Method) -> _Method:
-    """Make a method of an object with an `_occupancy` raise where another thread is inside such a method of it.
+    """Make a method of an object with an `_engine` raise where another thread is inside such a method of its Buffer.
 
     Operations must begin in the same order on all ranks, so two threads that call at the same time are a mistake even
     where their calls would not disturb each other.
@@ -28,7 +28,7 @@ def by_one_thread(method: _Method) -> _Method:
 
     @wraps(method)
     def guarded(self: Any, *args: Any, **options: Any) -> Any:
-        occupancy: Occupancy = self._occupancy
+        occupancy: Occupancy = self._engine.occupancy
         mine = (threading.get_ident(), method.__name__)
         try:  # an interrupt may come after any line, and must not leave the Buffer occupied
             holder = occupancy.setdefault("inside", mine)

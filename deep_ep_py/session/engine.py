@@ -21,6 +21,7 @@ from deep_ep_py.core import choices
 from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 from deep_ep_py.core.logs import OperationLog
 from deep_ep_py.core.native import C
+from deep_ep_py.core.one_thread import Occupancy
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError, brief
 from deep_ep_py.session.call_notes import exchange_among, mismatch_text
@@ -147,6 +148,7 @@ class Engine:
         self._alone: list[tuple[torch.Tensor | None, ...]] = []  # tensors of kernels that no call waits for any longer
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # whether the open operations are captured
+        self.occupancy: Occupancy = {}
         self.dropped: deque[Callable[[], None]] = deque()
         self._broken: DeepEPError | None = None
         self._results_told = False  # for a broken Buffer: whether its caller knows why the calls failed

@@ -207,7 +207,7 @@ class ElasticBuffer(OverBuffer):
             first_arena_bytes=self.num_bytes - transit,
             **options,
         )
-        self._engine, self._occupancy = self._buffer._engine, self._buffer._occupancy
+        self._engine = self._buffer._engine
         self._engine.too_small = partial(too_small, self.num_bytes, settings)
         self.explicitly_destroy = explicitly_destroy
         self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size

@@ -175,24 +175,32 @@ def test_results_have_names() -> None:
     run_ranks(2, on_each_rank)
 
 
-def test_a_second_thread_is_told() -> None:
+@pytest.mark.parametrize("inside_of", ["dispatch", "hook"])
+def test_a_second_thread_is_told(inside_of: str) -> None:
     """Its call has done nothing: the one that is under way ends well, and so does the next."""
     work = build(Case("threads", 2, 20, hidden=264, topk=2, experts=4))
 
     def on_each_rank(group: Any) -> None:
         rank = group.rank()
-        with deep_ep.Buffer(group, 1 << 20) as buffer:
+        hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(20, 264, 2, 4)
+        with deep_ep.Buffer(group, 1 << 20, hint, low_latency_mode=True) as buffer:
+            sent = (work.x[rank], work.topk_idx[rank], 20, work.num_experts)
+            hook = buffer.low_latency_dispatch(*sent, use_fp8=False, return_recv_hook=True).hook
+            if inside_of == "dispatch":
+                hook()
             inside = buffer._engine.device.order_after_caller
 
             def meanwhile(*args: Any) -> Any:
                 buffer._engine.device.order_after_caller = inside
                 with ThreadPoolExecutor(1, "other") as pool:
                     error = pool.submit(buffer.get_dispatch_layout, work.topk_idx[rank], work.num_experts).exception()
-                said = r"get_dispatch_layout: thread '.*' is inside dispatch of this Buffer, which serves one thread at"
+                said = rf"get_dispatch_layout: thread '.*' is inside {inside_of} of this Buffer, which serves one thread"
                 assert isinstance(error, deep_ep.DeepEPError) and re.match(said, str(error)), error
                 return inside(*args)
 
             buffer._engine.device.order_after_caller = meanwhile
+            if inside_of == "hook":
+                hook()
             received = buffer.dispatch(**dispatch_arguments(work, rank))
             buffer.combine(received.recv_x, received.handle)
 
@@ -214,7 +222,7 @@ def test_an_interrupted_call_does_not_occupy_the_buffer() -> None:
                 buffer.dispatch(**dispatch_arguments(work, 0))
             buffer._engine.device.order_after_caller = inside
             buffer.recover()
-            assert not buffer._occupancy
+            assert not buffer._engine.occupancy
             buffer.dispatch(**dispatch_arguments(work, 0))
 
     run_ranks(1, on_each_rank)

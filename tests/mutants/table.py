@@ -272,6 +272,14 @@ MUTANTS = (
         "recover",
     ),
     one(
+        "leaving: kernels are launched afterwards",
+        "host/session/runtime.cpp",
+        "if (left_) throw",
+        "if (false) throw",
+        "fast",
+        "peer",
+    ),
+    one(
         "recovery: the first bank alone is cleared",
         "host/session/recovery.cpp",
         "heap.bank_offset(generation);",

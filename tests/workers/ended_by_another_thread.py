@@ -14,7 +14,9 @@ from cases import Case
 from harness import Trial, round_trip
 
 RANKS, TIMES, TIMEOUT = 2, 8, 2.0
-TRIAL = Trial.of(Case("ended", RANKS, (50, 70), hidden=64, topk=2, experts=4))
+CASE = Case("ended", RANKS, (50, 70), hidden=64, topk=2, experts=4)
+TRIAL = Trial.of(CASE)
+HINT = deep_ep.Buffer.get_low_latency_rdma_size_hint(max(CASE.tokens), CASE.hidden, RANKS, CASE.experts)
 ENDINGS = {
     "destroy": lambda buffer: buffer.destroy(),
     "exit": lambda buffer: buffer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None),
@@ -23,13 +25,21 @@ ENDINGS = {
 
 
 def make_buffer() -> deep_ep.Buffer:
-    return deep_ep.Buffer(dist.group.WORLD, num_nvl_bytes=1 << 20, timeout=TIMEOUT)
+    return deep_ep.Buffer(dist.group.WORLD, 1 << 20, HINT, low_latency_mode=True, timeout=TIMEOUT)
+
+
+def receive_by_hook(buffer: deep_ep.Buffer) -> None:
+    """A dispatch of low-latency mode, whose kernels are launched by two calls."""
+    x, topk_idx = TRIAL.work.x[buffer.rank], TRIAL.work.topk_idx[buffer.rank]
+    most, experts = max(CASE.tokens), CASE.experts
+    buffer.low_latency_dispatch(x, topk_idx, most, experts, use_fp8=False, return_recv_hook=True)[4]()
 
 
 def call_until_ended(buffer: deep_ep.Buffer, stop: threading.Event, wrong: list[BaseException]) -> None:
     while not stop.is_set():
         try:
             round_trip(buffer, buffer.rank, TRIAL, 1)
+            receive_by_hook(buffer)
         except deep_ep.DeepEPError:  # it was ended
             return
         except BaseException as error:

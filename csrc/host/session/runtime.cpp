@@ -131,6 +131,8 @@ void Runtime::write_context(uint64_t sequence) {
 
 uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
                          const void* args, size_t bytes) {
+    // Its kernels would run, in the waits of other Buffers too, when its memory is gone.
+    if (left_) throw std::logic_error(std::string(kernel) + ": launched after its Buffer has been destroyed");
     const uint64_t serial = launcher_->launch(kernel, shape, blocks, launcher_->warps(), shared_bytes, args, bytes);
     latest_ = std::max(latest_.load(), serial);
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -286,6 +288,7 @@ bool Runtime::drain() {
 }
 
 void Runtime::leave() {
+    left_ = true;
     networks_ = {};
     teller_.reset();
     set_warden(nullptr);

@@ -150,7 +150,7 @@ class Runtime final : private FailureCount::Member {
     // Waits until the puts that no operation waits for have left; called before an orderly exit of the rank. Returns
     // whether all of them have.
     bool drain();
-    // Announces in this rank's heap that it stores nothing any more. Its kernels have ended, and none will be launched.
+    // Announces in this rank's heap that it stores nothing any more. Its kernels have ended; launches throw from now on.
     void leave();
 
     // Watches (rank, descriptor) pairs that show the end of peers' processes. The caller keeps ownership.
@@ -263,6 +263,7 @@ class Runtime final : private FailureCount::Member {
     const std::unique_ptr<ControlPlane> control_;
     const std::shared_ptr<Launcher> launcher_;
     std::atomic<uint64_t> latest_{0};                     // serial of the latest launch
+    std::atomic<bool> left_{false};                       // leave() has been called
     std::atomic<uint64_t> launched_ns_{0};                // launched_ns()
     std::atomic<bool> in_graphs_{false};                  // some of its calls are part of graphs
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base

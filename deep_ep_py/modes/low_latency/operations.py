@@ -10,6 +10,7 @@ import torch
 from deep_ep_py.core import arguments
 from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 from deep_ep_py.core.native import C
+from deep_ep_py.core.one_thread import by_one_thread
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.handles import Origin, origin_of
 from deep_ep_py.modes.low_latency.plans import Plans
@@ -97,11 +98,14 @@ class ReceiveHook:
     def __init__(self, engine: Engine, rest: _Rest) -> None:
         self._engine, self._rest, self._called = engine, rest, False
 
-    def __call__(self) -> None:
+    @by_one_thread
+    def hook(self) -> None:
         """Receive the results."""
         self._called = True
         self._engine.run_dropped()
         self._rest.run()
+
+    __call__ = hook
 
     def __del__(self) -> None:
         if not self._called:

@@ -38,6 +38,18 @@ inline void break_off(World& world, Buffer& buffer, u32 attempt) {
     buffer.recover();
 }
 
+// A Buffer that has left refuses launches: its memory is about to go.
+inline void leave(Buffer& buffer) {
+    buffer.runtime().leave();
+    bool refused = false;
+    try {
+        Batch(buffer, 0).notify();
+    } catch (const std::logic_error&) {
+        refused = true;
+    }
+    expect(refused, "it launches a kernel after it has left");
+}
+
 // Each queue pair to each peer has carried puts.
 inline void check_queue_pairs(Buffer& buffer) {
     std::set<std::pair<int, u32>> used;
@@ -60,6 +72,8 @@ inline void run(uint64_t seed, const Setup& setup, bool recovers = false) {
         buffer.meet(world);
         buffer.runtime().drain();
         if (setup.fabric == "ibgda") check_queue_pairs(buffer);
+        buffer.meet(world);
+        leave(buffer);
         buffer.meet(world);
     });
 }
