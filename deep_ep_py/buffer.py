@@ -113,8 +113,9 @@ class Buffer(V1Surface):
         size.
     first_arena_bytes : int
         Without `arena_bytes`: memory for outputs that is available from the start, if the default starts with less.
-    timeout : float
-        Seconds after which a wait inside a kernel times out; see `timeout_of`.
+    timeout : float, optional
+        Seconds after which a wait inside a kernel times out; see `timeout_of`. Default: the environment variable
+        DEEP_EP_TIMEOUT, for programs that cannot pass it, or 100.
     regions : int
         Number of operations that may be open at once.
     hops : {1, 2}, optional
@@ -167,7 +168,7 @@ class Buffer(V1Surface):
         nic: NicOptions | None = None,
         arena_bytes: int | None = None,
         first_arena_bytes: int = 0,
-        timeout: float = 100.0,
+        timeout: float | None = None,
         regions: int = 2,
         hops: int | None = None,
         link: Link | None = None,
@@ -205,7 +206,7 @@ class Buffer(V1Surface):
                 arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
             arguments.integer("first_arena_bytes", first_arena_bytes, 0, arguments.MAX_BYTES)
             self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
-            self.timeout = arguments.seconds("timeout", timeout)
+            self.timeout = arguments.timeout("timeout", timeout)
             self.regions = arguments.integer("regions", regions, 1, C.MAX_REGIONS)
             # Each process has a GPU of its own; ranks of one process share one.
             sharers = bootstrap.size if bootstrap.in_process else 1

@@ -51,7 +51,8 @@ class DeepEPTimeout(DeepEPError):
         whose = f" of rank {peer}" if peer >= 0 else ""
         super().__init__(
             f"rank {rank} gave up in {kernel} after {seconds:g} s: waited for {phase}{whose}, "
-            f"expected {expected} signal{'' if expected == 1 else 's'}, saw {seen}{busy}"
+            f"expected {expected} signal{'' if expected == 1 else 's'}, saw {seen}{busy} (the limit: `timeout`, "
+            "DEEP_EP_TIMEOUT)"
         )
 
 

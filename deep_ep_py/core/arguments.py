@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import numbers
 import operator
+import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deep_ep_py.core.environment import TIMEOUT
 from deep_ep_py.core.native import C
 
 if TYPE_CHECKING:
@@ -180,6 +182,17 @@ def seconds(name: str, value: Any) -> float:
     if not 0 < float(value) < 1e6:
         raise ValueError(f"{name}={describe(value)}: expected more than 0 and less than 1e6 seconds")
     return float(value)
+
+
+def timeout(name: str, value: Any) -> float:
+    """Check the time limit of a Buffer; None means that of the environment, or else 100 seconds."""
+    if value is not None:
+        return seconds(name, value)
+    text = os.environ.get(TIMEOUT, "")
+    try:
+        return seconds(TIMEOUT, float(text)) if text else 100.0
+    except ValueError:
+        raise ValueError(f"{TIMEOUT}={text!r}: expected more than 0 and less than 1e6 seconds") from None
 
 
 def rows(

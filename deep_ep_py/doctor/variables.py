@@ -15,7 +15,7 @@ from deep_ep_py.compat.buffer import DEVICE_VARIABLE
 from deep_ep_py.core import arguments
 from deep_ep_py.core.choices import COMBINE, COPIES, LAUNCH, chosen
 from deep_ep_py.core.cpus import cpus_of, proxy_cpus
-from deep_ep_py.core.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET
+from deep_ep_py.core.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET, TIMEOUT
 from deep_ep_py.core.native import C
 from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.device.cuda import CudaDevice
@@ -73,6 +73,11 @@ def _ranks_per_node(value: str) -> str:
     if not value.isdecimal() or not 1 <= int(value) <= arguments.MAX_RANKS:
         raise ValueError(f"expected a number from 1 to {arguments.MAX_RANKS}")
     return "nodes consist of this many consecutive ranks, and rows between nodes cross a network"
+
+
+def _timeout(value: str) -> str:
+    arguments.timeout("timeout", None)
+    return "seconds after which a wait ends with an error, unless a Buffer specifies it; the same on all ranks"
 
 
 def _fabric(value: str) -> str:
@@ -146,6 +151,7 @@ def _choice(name: str) -> Callable[[str], str]:
 _CHECKS: dict[str, Callable[[str], str]] = {
     RANKS_PER_NODE: _ranks_per_node,
     FABRIC: _fabric,
+    TIMEOUT: _timeout,
     PROVIDER: _provider,
     ADDRESS: _address,
     SECRET: _secret,

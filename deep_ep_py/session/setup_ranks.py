@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from deep_ep_py.bootstrap.connections import EXCHANGE_SECONDS, Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.core import arguments
+from deep_ep_py.core.environment import TIMEOUT
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError
@@ -198,5 +200,6 @@ def _agree(
         "enable_shrink": masks_ranks,
         # The progress of waits that ranks publish is counted in fractions of the timeout.
         "timeout with enable_shrink": timeout if masks_ranks else None,
+        TIMEOUT: os.environ.get(TIMEOUT, ""),
     }
     arguments.same_on_all_ranks(bootstrap.rank, bootstrap.all_gather(mine))

@@ -94,7 +94,8 @@ class ElasticBuffer(OverBuffer):
     num_allocated_qps : int
         Queue pairs to each peer with `heap="nvshmem"`; 0: 24.
     num_cpu_timeout_secs, num_gpu_timeout_secs : int
-        The latter is the time after which any wait ends with a DeepEPTimeout, on the host too.
+        The latter is the time after which any wait ends with a DeepEPTimeout, on the host too. Default: the environment
+        variable DEEP_EP_TIMEOUT, or 100.
     explicitly_destroy : bool
         Whether the caller will call `destroy`; otherwise the Buffer is destroyed with its last reference.
     device : torch.device or str, optional
@@ -140,7 +141,7 @@ class ElasticBuffer(OverBuffer):
         sl_idx: int = 3,
         num_allocated_qps: int = 0,
         num_cpu_timeout_secs: int = 300,
-        num_gpu_timeout_secs: int = 100,
+        num_gpu_timeout_secs: int | None = None,
         explicitly_destroy: bool = False,
         *,
         device: torch.device | str | None = None,
@@ -160,7 +161,7 @@ class ElasticBuffer(OverBuffer):
             arguments.integer("sl_idx", sl_idx, 0, arguments.MAX_ROWS)
             arguments.integer("num_allocated_qps", num_allocated_qps, 0, arguments.MAX_ROWS)
             arguments.seconds("num_cpu_timeout_secs", num_cpu_timeout_secs)
-            arguments.seconds("num_gpu_timeout_secs", num_gpu_timeout_secs)
+            arguments.timeout("num_gpu_timeout_secs", num_gpu_timeout_secs)
             if arguments.integer("num_cpu_bytes", num_cpu_bytes, 0, arguments.MAX_BYTES):
                 raise ValueError(f"num_cpu_bytes={num_cpu_bytes}: expected 0, since Engram is not offered")
             for name, reason in _REFUSED.items():

@@ -194,7 +194,9 @@ def test_a_second_thread_is_told(inside_of: str) -> None:
                 buffer._engine.device.order_after_caller = inside
                 with ThreadPoolExecutor(1, "other") as pool:
                     error = pool.submit(buffer.get_dispatch_layout, work.topk_idx[rank], work.num_experts).exception()
-                said = rf"get_dispatch_layout: thread '.*' is inside {inside_of} of this Buffer, which serves one thread"
+                said = (
+                    rf"get_dispatch_layout: thread '.*' is inside {inside_of} of this Buffer, which serves one thread"
+                )
                 assert isinstance(error, deep_ep.DeepEPError) and re.match(said, str(error)), error
                 return inside(*args)
 

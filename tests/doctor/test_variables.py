@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deep_ep_py.core.choices import COMBINE, COPIES, LAUNCH
-from deep_ep_py.core.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET
+from deep_ep_py.core.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET, TIMEOUT
 from deep_ep_py.core.machine_files import Files
 from deep_ep_py.core.native import C
 from deep_ep_py.doctor.findings import Finding, Verdict
@@ -44,6 +44,9 @@ def test_nothing_is_set() -> None:
     ("name", "value", "verdict"),
     [
         (RANKS_PER_NODE, "8", Verdict.INFO),
+        (TIMEOUT, "400", Verdict.INFO),
+        (TIMEOUT, "never", Verdict.ERROR),
+        (TIMEOUT, "0", Verdict.ERROR),
         (RANKS_PER_NODE, "0", Verdict.ERROR),
         (RANKS_PER_NODE, "-1", Verdict.ERROR),
         (RANKS_PER_NODE, "eight", Verdict.ERROR),
