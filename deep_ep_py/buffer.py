@@ -22,6 +22,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
+from deep_ep_py.core.not_copied import NotCopied
 from deep_ep_py.core.one_thread import after_other_threads, by_one_thread
 from deep_ep_py.core.results import Combined, Dispatched, DispatchLayout
 from deep_ep_py.core.texts import size_text
@@ -46,7 +47,7 @@ from deep_ep_py.v1.runtime import Runtime
 from deep_ep_py.v1.surface import V1Surface
 
 
-class Buffer(V1Surface):
+class Buffer(V1Surface, NotCopied):
     """Expert-parallel communication among the ranks of one machine, which may emulate several nodes, or of several.
 
     Signatures and return values are those of DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together

@@ -21,6 +21,7 @@ from deep_ep_py.core import choices
 from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 from deep_ep_py.core.logs import OperationLog
 from deep_ep_py.core.native import C
+from deep_ep_py.core.not_copied import NotCopied
 from deep_ep_py.core.one_thread import Occupancy
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError, brief
@@ -57,7 +58,7 @@ class _OnItsWay:
     ended: bool = False
 
 
-class Engine:
+class Engine(NotCopied):
     """The state of a Buffer, without its interface.
 
     Parameters

@@ -14,6 +14,7 @@ from deep_ep_py.buffer import Buffer
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.core.not_copied import NotCopied
 from deep_ep_py.core.one_thread import by_one_thread
 from deep_ep_py.core.results import Combined, ElasticDispatched
 from deep_ep_py.device.rates import destinations
@@ -56,7 +57,7 @@ _NOT_OFFERED = {
 }
 
 
-class ElasticBuffer(OverBuffer):
+class ElasticBuffer(OverBuffer, NotCopied):
     """Expert-parallel communication among the ranks of a group, with the interface of DeepEP V2.
 
     Signatures and return values are those of DeepEP's `deep_ep.ElasticBuffer`. A process may have Buffers of both

@@ -86,3 +86,21 @@ def test_a_destroyed_buffer_lets_go_of_its_group() -> None:
         buffer.destroy()
 
     run_ranks(2, on_each_rank)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
+def test_it_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    """Nor is a model that holds one; the message says how a model does without."""
+
+    def on_each_rank(group: Any) -> None:
+        with (
+            make_buffer(group, CASE, "peer") as buffer,
+            deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=8, hidden=64, num_topk=2) as elastic,
+        ):
+            model = torch.nn.Linear(2, 2)
+            model.held = elastic  # type: ignore[assignment]
+            for one in (buffer, elastic, *([model] if copied is not copy.copy else [])):
+                with pytest.raises(TypeError, match="Buffer: cannot be copied or pickled.*ops.register"):
+                    copied(one)
+
+    run_ranks(2, on_each_rank)
