@@ -11,6 +11,6 @@ class NotCopied:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             f"{type(self).__name__}: cannot be copied or pickled, nor can a model that holds one, since it stands for "
-            "memory and connections of this process. Keep it outside of the model: the layers of deep_ep_py.moe and the "
-            "ops of deep_ep_py.ops find a Buffer by the name that ops.register returns"
+            "memory and connections of this process. Keep it outside of the model: the layers of deep_ep_py.moe and "
+            "the ops of deep_ep_py.ops find a Buffer by the name that ops.register returns"
         )

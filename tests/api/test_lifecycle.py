@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import deep_ep_py as deep_ep
 import oracle
 from builds import FABRICS
 from cases import BY_NAME
@@ -88,13 +93,14 @@ def test_a_destroyed_buffer_lets_go_of_its_group() -> None:
     run_ranks(2, on_each_rank)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
 def test_it_is_not_copied(copied: Callable[[Any], Any]) -> None:
     """Nor is a model that holds one; the message says how a model does without."""
 
     def on_each_rank(group: Any) -> None:
         with (
-            make_buffer(group, CASE, "peer") as buffer,
+            make_buffer(group, TRIALS[0].case, "peer") as buffer,
             deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=8, hidden=64, num_topk=2) as elastic,
         ):
             model = torch.nn.Linear(2, 2)
@@ -103,4 +109,4 @@ def test_it_is_not_copied(copied: Callable[[Any], Any]) -> None:
                 with pytest.raises(TypeError, match="Buffer: cannot be copied or pickled.*ops.register"):
                     copied(one)
 
-    run_ranks(2, on_each_rank)
+    run_ranks(4, on_each_rank)
