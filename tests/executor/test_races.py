@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from builds import BUILD
-from native_programs import NATIVE, build_aarch64, build_planted, build_portable, run
+from native_programs import NATIVE, build_aarch64, build_for_large_pages, build_planted, build_portable, run
 
 WRONG_VALUE, BROKEN_RULE, DEADLOCK, RACE = 3, 4, 5, 66
 SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0 is first come, first served
@@ -134,7 +134,7 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
 
 @pytest.mark.slow
 @pytest.mark.once
-@pytest.mark.parametrize("build", [build_portable, build_aarch64], ids=["without_assembly", "aarch64"])
+@pytest.mark.parametrize("build", [build_portable, build_aarch64, build_for_large_pages])
 @pytest.mark.thorough
 def test_planted_bugs_show_on_other_processors(tmp_path: Path, build: Callable[[Path], list[str]]) -> None:
     """On processors for which the executor has no context switch, and by emulation on one for which it has; with warps

@@ -83,10 +83,18 @@ def build_aarch64(folder: Path) -> list[str]:
     return [emulator, str(_build_whole(folder, [compiler], "-static"))]
 
 
-def _build_whole(folder: Path, compiler: list[str], flag: str) -> Path:
+def build_for_large_pages(folder: Path) -> list[str]:
+    """Build the planted program for pages of 64 KiB."""
+    compiler, _ = native_build.find_compiler(VARIANT)
+    wraps = [f"-Wl,--wrap={function}" for function in ("sysconf", "mmap", "mprotect", "madvise")]
+    return [str(_build_whole(folder, [*compiler, *wraps], "-g1", NATIVE / "large_pages.cpp"))]
+
+
+def _build_whole(folder: Path, compiler: list[str], flag: str, *more: Path) -> Path:
     executor = sources_of("observe", "cpu/executor")
     everything = folder / "everything.cpp"
-    everything.write_text("".join(f'#include "{path}"\n' for path in (*executor, NATIVE / "planted" / "main.cpp")))
+    sources = (*more, *executor, NATIVE / "planted" / "main.cpp")
+    everything.write_text("".join(f'#include "{path}"\n' for path in sources))
     target = folder / "planted"
     flags = ("-O1", "-DDEEP_EP_WARP=4", flag, f"-I{native_build.SOURCE_ROOT}")
     command = [*compiler, *native_build.COMMON_FLAGS, *flags, str(everything), "-o", str(target)]

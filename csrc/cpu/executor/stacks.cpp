@@ -1,6 +1,7 @@
 #include "cpu/executor/stacks.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <new>
 
@@ -13,16 +14,21 @@ namespace {
 constexpr int kMadvGuardInstall = 102;    // Linux 6.13: a guard page that costs no mapping of its own
 constexpr size_t kMaxSplitGuards = 8192;  // mprotect splits a mapping in two; a process may have 65530 of them
 
-size_t round_to_pages(size_t bytes) { return (bytes + 4095) & ~size_t{4095}; }
+size_t page_bytes() {
+    static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return bytes;
+}
 
-void install_guards(char* base, size_t count) {
+size_t round_to_pages(size_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
+
+void install_guards(char* base, size_t count, size_t stride, size_t bytes) {
     bool guard_without_split = true;
     const size_t step = count / kMaxSplitGuards + 1;
     for (size_t i = 0; i < count; i++) {
-        char* guard = base + i * Stacks::kBytes;
-        if (guard_without_split && madvise(guard, Stacks::kGuard, kMadvGuardInstall) == 0) continue;
+        char* guard = base + i * stride;
+        if (guard_without_split && madvise(guard, bytes, kMadvGuardInstall) == 0) continue;
         guard_without_split = false;
-        if (i % step == 0) mprotect(guard, Stacks::kGuard, PROT_NONE);
+        if (i % step == 0) mprotect(guard, bytes, PROT_NONE);
     }
 }
 
@@ -40,10 +46,14 @@ Pages::~Pages() {
     if (data_) munmap(data_, size_);
 }
 
+size_t Stacks::guard() { return page_bytes(); }
+
+size_t Stacks::stride() { return round_to_pages(guard() + kUsable); }
+
 void Stacks::reserve(size_t count) {
     if (count <= count_) return;
-    Pages pages(count * kBytes);
-    install_guards(pages.data(), count);
+    Pages pages(count * stride());
+    install_guards(pages.data(), count, stride(), guard());
     forget();
     pages_ = std::move(pages);
     count_ = count;

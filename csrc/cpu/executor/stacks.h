@@ -36,20 +36,24 @@ class Pages {
 // costs more than running a small kernel.
 class Stacks {
   public:
-    static constexpr size_t kBytes = (kTsan || kAsan) ? 256 << 10 : 64 << 10;
-    static constexpr size_t kGuard = 4096;
-
     void reserve(size_t count);
     // Tells a sanitizer that no object on these stacks is alive.
     void forget();
     size_t count() const { return count_; }
 
     // The usable part of stack i.
-    char* low(size_t i) const { return pages_.data() + i * kBytes + kGuard; }
+    char* low(size_t i) const { return pages_.data() + i * stride() + guard(); }
     // Tops are staggered: at the same offset in their pages they would all share one set of the L1 cache.
-    size_t size(size_t i) const { return kBytes - kGuard - (i % 32) * 128; }
+    size_t size(size_t i) const { return kUsable - (i % 32) * 128; }
 
   private:
+    // With the smallest guard, that of 4096 bytes, a power of two.
+    static constexpr size_t kUsable = ((kTsan || kAsan) ? 256 << 10 : 64 << 10) - 4096;
+
+    // Below each stack: a page, which has 64 KiB on some ARM and POWER machines.
+    static size_t guard();
+    static size_t stride();
+
     Pages pages_;
     size_t count_ = 0;
 };
