@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import logging
 import os
 import stat
 import tempfile
@@ -21,6 +23,8 @@ from deep_ep_py.jit.resources import Resources
 FOLDER_VARIABLE = "DEEP_EP_CACHE_DIR"
 """The environment variable for the cache's folder."""
 
+_log = logging.getLogger("deep_ep_py")
+
 Compile = Callable[[Kernel, Shape, str], CompiledKernel]
 
 # Kernels include only headers from these folders; the rest of csrc/ does not affect them.
@@ -29,10 +33,42 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def default_folder() -> Path:
-    """Return the folder for compiled kernels: `DEEP_EP_CACHE_DIR`, or else deep_ep_py in the user's cache folder."""
+    """Return the folder for compiled kernels, made if it is missing.
+
+    That is `DEEP_EP_CACHE_DIR`, or else deep_ep_py in the user's cache folder. In containers, users may have none, or
+    one that others may write: then it is a folder of their own among the temporary files.
+    """
     if folder := os.environ.get(FOLDER_VARIABLE):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deep_ep_py"
+    try:
+        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deep_ep_py"
+        make_folder(usual)
+        return usual
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        spare = Path(tempfile.gettempdir()) / f"deep_ep_py-{os.getuid()}"
+        _warn(f"compiled kernels are kept in {spare}: {error}; {FOLDER_VARIABLE} sets another folder")
+        return spare
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    _log.warning("%s", text)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for compiled kernels unless it exists, for this user only.
+
+    Raises
+    ------
+    OSError
+        It cannot be written, or others may write it (see `refuse_if_others_may_write`).
+    """
+    # Whatever the umask, as XDG requires for all caches.
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    refuse_if_others_may_write(folder)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written")
 
 
 def refuse_if_others_may_write(folder: Path) -> None:
@@ -40,7 +76,8 @@ def refuse_if_others_may_write(folder: Path) -> None:
 
     The folder and all its parents are checked, with links resolved: each must belong to this user or to root, and must
     not be writable for its group or others. For the parents, a sticky bit, as on /tmp, is sufficient: then only the
-    owner of an entry can move it.
+    owner of an entry can move it. In a user namespace, parents may belong to users that have no number there, as root
+    has none where only this user has one.
 
     Parameters
     ----------
@@ -56,7 +93,7 @@ def refuse_if_others_may_write(folder: Path) -> None:
     for part in (real, *real.parents):
         found = part.stat()
         sticky = part != real and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (os.getuid(), 0):
+        if found.st_uid not in (os.getuid(), 0) and (part == real or not _has_no_number(found.st_uid)):
             why = f"{part} belongs to user {found.st_uid}"
         elif found.st_mode & _OTHERS_WRITE and not sticky:
             why = f"other users may write {part} (mode {stat.S_IMODE(found.st_mode):o})"
@@ -66,6 +103,17 @@ def refuse_if_others_may_write(folder: Path) -> None:
             f"{folder}: expected a folder for compiled kernels that no other user can write, but {why}; "
             f"chmod go-w it, or set {FOLDER_VARIABLE} to another"
         )
+
+
+def _has_no_number(uid: int) -> bool:
+    """Return whether this number stands for all users without one in this user namespace."""
+    try:
+        if uid != int(Path("/proc/sys/kernel/overflowuid").read_text()):
+            return False
+        mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except OSError:
+        return False
+    return not any(first <= uid < first + count for first, _, count in mapped)
 
 
 class KernelCache:
@@ -115,10 +163,7 @@ class KernelCache:
             The folder cannot be written, or others may write it (see `refuse_if_others_may_write`).
         """
         wanted = list(kernels)
-        # For this user only, whatever the umask, as XDG requires for all caches.
-        for missing in reversed([one for one in (self.folder, *self.folder.parents) if not one.exists()]):
-            missing.mkdir(mode=0o700, exist_ok=True)
-        refuse_if_others_may_write(self.folder)
+        make_folder(self.folder)
         paths = [self.path(kernel, shape, architecture) for kernel in wanted]
         found = {i: there for i, path in enumerate(paths) if (there := _read(path)) is not None}
         order = [i % len(wanted) for i in range(start, start + len(wanted))]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -235,3 +239,41 @@ def test_the_folder_is_chosen_by_the_environment(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert KernelCache().folder == tmp_path / "deep_ep_py"
     assert KernelCache()._compile is compile_kernel
+
+
+def test_without_a_home_the_folder_is_among_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("DEEP_EP_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"deep_ep_py-{os.getuid()}"
+    assert KernelCache().folder == KernelCache().folder == folder
+    (said,) = caplog.messages
+    assert str(folder) in said and "DEEP_EP_CACHE_DIR" in said
+    get_one(folder, SlowCompiler(tmp_path / "log", seconds=0.0))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_where_root_has_no_number(tmp_path: Path, mode: int) -> None:
+    """In such a user namespace `/` belongs to nobody, as does what any other user has."""
+    namespace = ["unshare", "-U", "--map-user=1000"]
+    if shutil.which(namespace[0]) is None or subprocess.run([*namespace, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to make a user namespace")
+    above = tmp_path / "above"
+    (above / "cache").mkdir(parents=True)
+    above.chmod(mode)
+    if os.getuid() == 0:  # and so has the only number
+        os.chown(above, 12345, -1)
+    program = f"""
+from pathlib import Path
+from deep_ep_py.jit.cache import refuse_if_others_may_write
+cache = Path({str(above / "cache")!r})
+assert 65534 in [part.stat().st_uid for part in cache.parents]
+refuse_if_others_may_write(cache)
+"""
+    done = subprocess.run([*namespace, sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode == 0) == (mode == 0o755), done.stderr
+    assert mode == 0o755 or "other users may write" in done.stderr
