@@ -57,23 +57,21 @@ class ReplicaSums:
         Parameters
         ----------
         tensors : list of torch.Tensor
-            [experts of a rank, ...] each, contiguous, floating-point, on the Buffer's device; the same shapes and types
-            on all ranks.
+            [experts of a rank, ...] each, contiguous, floating-point, on the Buffer's device; in the same order on all
+            ranks, which compare shapes and types.
 
         Raises
         ------
         TypeError, ValueError
-            An argument is invalid.
+            An argument is invalid; or, on all ranks, another rank has passed an invalid or another one.
         DeepEPError, DeepEPTimeout
             As `Buffer.dispatch`. On a GPU the next call may raise a failure, and the sums are then wrong.
             If this call raises it, the tensors are as before.
         """
         rank = self._buffer.rank
         mine = self._held[rank]
-        given = ExpertRows.of("tensors", tensors, len(mine), self._buffer.device)
-        for index, tensor in enumerate(given.tensors):
-            if not tensor.is_floating_point():
-                raise TypeError(f"tensors[{index}]: {tensor.dtype}, expected a floating-point type")
+        agree(self._buffer, lambda: self._checked(tensors).described())
+        given = self._checked(tensors)
         sums: dict[int, list[Tensor]] = {}
         for slot in range(len(mine)):
             received = self._exchange(given, slot)
@@ -86,6 +84,13 @@ class ReplicaSums:
         for slot, expert in enumerate(mine):
             for tensor, total in zip(given.tensors, sums.get(expert, ()), strict=expert in sums):
                 tensor[slot].copy_(total)
+
+    def _checked(self, tensors: Sequence[Tensor]) -> ExpertRows:
+        given = ExpertRows.of("tensors", tensors, len(self._held[self._buffer.rank]), self._buffer.device)
+        for index, tensor in enumerate(given.tensors):
+            if not tensor.is_floating_point():
+                raise TypeError(f"tensors[{index}]: {tensor.dtype}, expected a floating-point type")
+        return given
 
     def _exchange(self, given: ExpertRows, slot: int) -> Iterator[Tensor]:
         """Send this rank's gradient in a slot to the other ranks that hold the expert; return theirs, by rank."""

@@ -170,6 +170,10 @@ def test_what_one_rank_alone_gets_wrong_is_raised_on_all() -> None:
         with pytest.raises(ValueError, match=r"ranks \[1\]" if buffer.rank != 1 else r"ranks \[0, 2, 3\]"):
             eplb.ReplicaSums(buffer, new if buffer.rank == 1 else old)
         sums = eplb.ReplicaSums(buffer, old)
+        for name in ("a shape", "a type", "experts", "strides", "no tensor"):
+            (tensors, *_), elsewhere, there = wrong[name]
+            with pytest.raises((TypeError, ValueError), match=there if buffer.rank == 1 else elsewhere):
+                sums.sum_(tensors if buffer.rank == 1 else [given])
         with pytest.raises(TypeError, match=r"tensors\[0\]: torch.int64"):
             sums.sum_([torch.zeros(LOCAL, dtype=torch.int64)])
         with pytest.raises(TypeError, match="expected a Buffer or an ElasticBuffer"):
