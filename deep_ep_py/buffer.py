@@ -490,7 +490,8 @@ class Buffer(V1Surface, NotCopied):
         """Return the rows to the tokens' owners and sum them: the reverse of the dispatch that `handle` is from.
 
         The sum is unweighted: apply the gate's weights to the rows first. Rows are summed in fp32 in rank order, then
-        the biases are added, and the result is rounded once, so it does not depend on timing.
+        the biases are added, and the result is rounded once, so it does not depend on timing. In two hops, the sum of a
+        remote node's rows is rounded to the rows' type before it is sent.
 
         Parameters
         ----------

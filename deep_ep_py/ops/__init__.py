@@ -210,7 +210,7 @@ def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
 
 
 def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    """Return rows to their tokens' owners and sum them, unweighted, in fp32 with one rounding.
+    """Return rows to their tokens' owners and sum them, unweighted, as `Buffer.combine` does.
 
     Parameters
     ----------
