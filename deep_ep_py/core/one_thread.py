@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +13,18 @@ from typing import Any, TypeVar, cast
 from deep_ep_py.errors import DeepEPError
 
 _LOOK_SECONDS = 0.001
+_EXIT_SECONDS = 5.0
+"""How long an exiting process waits for other threads' calls, before it breaks them off and after that."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 Occupancy = dict[str, tuple[int, str]]
 """Under "inside": the thread that is inside a call of a Buffer, and the call. Empty if there is none."""
+
+
+_calls: dict[tuple[int, str], Any] = {}
+"""The calls that threads are inside, as in `Occupancy`, and the engines of their Buffers."""
+_exits = threading.Event()
 
 
 def by_one_thread(method: _Method) -> _Method:
@@ -32,6 +40,10 @@ def by_one_thread(method: _Method) -> _Method:
         mine = (threading.get_ident(), method.__name__)
         try:  # an interrupt may come after any line, and must not leave the Buffer occupied
             holder = occupancy.setdefault("inside", mine)
+            if holder is mine:
+                _calls[mine] = self._engine
+                if _exits.is_set() and mine[0] != threading.main_thread().ident:
+                    raise DeepEPError(f"{mine[1]}: the process exits")
             if holder is not mine and holder[0] != mine[0]:  # of the same thread: for example in a signal handler
                 self._engine.check_process()
                 raise DeepEPError(f"{mine[1]}: {_described(holder)} of this Buffer, which serves one thread at a time")
@@ -39,6 +51,7 @@ def by_one_thread(method: _Method) -> _Method:
         finally:
             if occupancy.get("inside") is mine:
                 occupancy.pop("inside", None)
+                _calls.pop(mine, None)
 
     return cast("_Method", guarded)
 
@@ -64,3 +77,25 @@ def after_other_threads(occupancy: Occupancy, name: str) -> Iterator[None]:
 def _described(holder: tuple[int, str]) -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return f"thread {names.get(holder[0], holder[0])!r} is inside {holder[1]}"
+
+
+def _end_calls() -> None:
+    """Wait for the calls of threads that Python is about to end: one that is inside native code would abort."""
+    _exits.set()
+    for breaks_off in (False, True):
+        until = time.monotonic() + _EXIT_SECONDS
+        while (calls := _of_others()) and time.monotonic() < until:
+            if breaks_off:
+                for call, engine in calls:
+                    engine.break_off(f"the process exits while {_described(call)}")
+            time.sleep(_LOOK_SECONDS)
+
+
+def _of_others() -> list[tuple[tuple[int, str], Any]]:
+    return [(call, engine) for call, engine in tuple(_calls.items()) if call[0] != threading.get_ident()]
+
+
+# This runs before the interpreter ends its threads.
+threading._register_atexit(_end_calls)  # type: ignore[attr-defined]
+# A forked child has none of the other threads.
+os.register_at_fork(after_in_child=_calls.clear)

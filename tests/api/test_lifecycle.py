@@ -110,3 +110,12 @@ def test_it_is_not_copied(copied: Callable[[Any], Any]) -> None:
                     copied(one)
 
     run_ranks(4, on_each_rank)
+
+
+@pytest.mark.slow
+@pytest.mark.once
+def test_a_process_exits_inside_a_call_of_another_thread(workers: Path) -> None:
+    """Python ends daemon threads in a way that aborts the process if one of them is inside native code."""
+    done = forked(workers / "exits_inside_a_call.py", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 0 gave up in dispatch" in done.stdout and "dispatch: the process exits" in done.stdout, done.stdout

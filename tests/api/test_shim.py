@@ -139,6 +139,7 @@ print("imported", deep_ep.__version__)
 """
 
 
+@pytest.mark.thorough
 def test_in_a_fresh_environment(tmp_path: Path) -> None:
     """Made by `python -m venv --system-site-packages`, so that it sees torch and the other packages of this one."""
     folder = tmp_path / "venv"

@@ -109,6 +109,7 @@ def test_command(command: str, tmp_path: Path) -> None:
     assert printed.strip(), "it prints something"
 
 
+@pytest.mark.thorough
 def test_commands_on_timelines(tmp_path: Path) -> None:
     """In order, since each reads what those before it have written."""
     record(tmp_path)
