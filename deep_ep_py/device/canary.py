@@ -47,10 +47,12 @@ class _Gpu:
 
         from deep_ep_py.core.native import C
         from deep_ep_py.jit import KERNELS, KernelCache, Shape
+        from deep_ep_py.jit.compiler import check_driver
 
         self.cuda = C.cuda
         self.context = C.cuda.Context(torch.cuda.current_device() if torch.cuda.is_available() else 0)
         self.memory = C.cuda.Memory(self.context)
+        check_driver(C.cuda.driver_version())
         self._kernel = KernelCache().get_all([KERNELS[_NAME]], Shape(*_NO_SHAPE), self.context.architecture, start=0)[0]
 
     def launcher(self, kind: str, ranks: int) -> Any:

@@ -238,7 +238,9 @@ class CudaDevice:
     def _load(self, missing: list[str], shape: Shape) -> None:
         from deep_ep_py.jit import GATHERED, KERNELS, KernelCache
         from deep_ep_py.jit import Shape as StaticShape
+        from deep_ep_py.jit.compiler import check_driver
 
+        check_driver(C.cuda.driver_version())
         wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
         static = StaticShape(*shape, bulk_copies=self._bulk_copies)
         # Processes that start together begin with different kernels.

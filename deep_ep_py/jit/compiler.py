@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deep_ep_py.core.sources import include_root
+from deep_ep_py.errors import CudaError
 from deep_ep_py.jit.registry import Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
 
@@ -82,6 +83,31 @@ def nvrtc_version() -> str:
 
     _, major, minor = nvrtc.nvrtcVersion()
     return f"{major}.{minor}"
+
+
+def check_driver(version: int) -> None:
+    """Check that a driver loads what this NVRTC compiles: it must be of the same major version, or newer.
+
+    Parameters
+    ----------
+    version : int
+        The CUDA version that the driver supports, for example 12080.
+
+    Raises
+    ------
+    CudaError
+        The message says what to install.
+    """
+    newest, ours = version // 1000, int(nvrtc_version().partition(".")[0])
+    if ours > newest:
+        packages = (
+            ", or the packages for CUDA 12: pip uninstall nvidia-cuda-nvrtc cuda-bindings, then pip install "
+            "'deep_ep_py[gpu-cu12]'"
+        )
+        raise CudaError(
+            f"the driver supports CUDA {newest}.{version % 1000 // 10}, and loads no kernels of NVRTC "
+            f"{nvrtc_version()}: expected a driver for CUDA {ours}{packages if newest == 12 else ''}"
+        )
 
 
 def known_architectures() -> list[str]:

@@ -18,6 +18,7 @@ from deep_ep_py.cli.compile import command
 from deep_ep_py.core.native import C
 from deep_ep_py.core.sources import include_root
 from deep_ep_py.device.cuda import bulk_copies
+from deep_ep_py.errors import CudaError
 from deep_ep_py.jit import (
     GATHERED,
     KERNELS,
@@ -28,6 +29,7 @@ from deep_ep_py.jit import (
     NvrtcUnavailableError,
     Shape,
     compile_kernel,
+    compiler,
     has_bulk_copies,
     require_nvrtc,
 )
@@ -271,3 +273,23 @@ def test_command_names_the_architectures() -> None:
 def test_command_refuses(arguments: list[str]) -> None:
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (13000, None),
+        (14020, None),
+        (12080, r"supports CUDA 12\.8.*expected a driver for CUDA 13, or the packages for CUDA 12: .*gpu-cu12"),
+        (11080, r"supports CUDA 11\.8.*expected a driver for CUDA 13$"),
+    ],
+)
+def test_a_driver_loads_what_its_own_release_compiles(
+    monkeypatch: pytest.MonkeyPatch, driver: int, said: str | None
+) -> None:
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "13.2")
+    if said is None:
+        compiler.check_driver(driver)
+        return
+    with pytest.raises(CudaError, match=said):
+        compiler.check_driver(driver)

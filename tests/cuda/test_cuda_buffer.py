@@ -342,7 +342,7 @@ def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path
 @pytest.mark.parametrize(
     "scenarios",
     [
-        ("little_shared_memory", "serial_cooperative_launches", "a_driver_that_is_shut_down"),
+        ("a_driver_for_cuda_12", "little_shared_memory", "serial_cooperative_launches", "a_driver_that_is_shut_down"),
         ("too_few_queues",),
     ],
     ids="+".join,

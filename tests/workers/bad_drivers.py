@@ -68,6 +68,16 @@ def too_few_queues() -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS=32, which works only if set before CUDA starts" in note, note
 
 
+def a_driver_for_cuda_12() -> None:
+    """It would refuse each kernel with an error that does not say why."""
+    os.environ["DOUBLE_DRIVER_VERSION"] = "12080"
+    with pytest.raises(
+        CudaError, match="the driver supports CUDA 12.8, and loads no kernels of NVRTC 1[3-9].*gpu-cu12"
+    ):
+        run_ranks(2, warm_round_trip, device="cuda")
+    del os.environ["DOUBLE_DRIVER_VERSION"]
+
+
 def little_shared_memory() -> None:
     """A block keeps data for every rank in shared memory: the maximum number of ranks is computed, and reported."""
     os.environ["DOUBLE_SHARED_BYTES"] = "2048"
@@ -82,7 +92,13 @@ def little_shared_memory() -> None:
     del os.environ["DOUBLE_SHARED_BYTES"]
 
 
-SCENARIOS = (little_shared_memory, serial_cooperative_launches, a_driver_that_is_shut_down, too_few_queues)
+SCENARIOS = (
+    a_driver_for_cuda_12,
+    little_shared_memory,
+    serial_cooperative_launches,
+    a_driver_that_is_shut_down,
+    too_few_queues,
+)
 
 
 def main() -> None:

@@ -132,7 +132,8 @@ Result cuInit(unsigned) {
 }
 Result cuDriverGetVersion(int* version) {
     BEGIN(enter("cuDriverGetVersion"));
-    *version = 13000;
+    const char* given = std::getenv("DOUBLE_DRIVER_VERSION");
+    *version = given ? std::atoi(given) : 13000;
     return kSuccess;
 }
 Result cuGetErrorName(Result error, const char** text) {
