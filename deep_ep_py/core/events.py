@@ -65,9 +65,9 @@ class EventOverlap:
         self._release_on_exit = False
         self._hooks: list[Callable[[], None]] = []
 
-    def register_hook_after_wait(self, hook: Callable[[], None]) -> None:
-        """Call `hook` once, after the next wait."""
-        self._hooks.append(hook)
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], None]) -> None:
+        """Call the hook once, after the next wait."""
+        self._hooks.append(hook_after_wait)
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Make the current stream wait for the event.

@@ -53,7 +53,7 @@ def test_releasing_is_of_one_with_statement() -> None:
 def test_hook_after_wait() -> None:
     order: list[str] = []
     overlap = EventOverlap(EventHandle())
-    overlap.register_hook_after_wait(lambda: order.append("hook"))
+    overlap.register_hook_after_wait(hook_after_wait=lambda: order.append("hook"))
     assert order == []
     overlap.current_stream_wait()
     overlap.current_stream_wait()
