@@ -702,8 +702,8 @@ class Buffer(V1Surface, NotCopied):
         ------
         DeepEPError
             The masks differ, a rank that no mask names has failed, a rank did not arrive in time, or a rank to be left
-            out is still alive. The Buffer stays broken on all ranks; `recover` may be called again. It need not be
-            called the same number of times on all ranks: one that still waits in an earlier call joins a later one.
+            out is still alive. The Buffer stays broken; `recover` may be called again. It need not be called the same
+            number of times on all ranks: one that still waits in an earlier call joins the later one.
         TypeError, ValueError
             The message names the argument.
         """

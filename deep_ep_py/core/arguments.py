@@ -112,7 +112,11 @@ def with_memory(name: str, value: torch.Tensor) -> torch.Tensor:
     """Check that a tensor's values are what is at its address."""
     if value.is_neg():
         raise TypeError(f"{name}={describe(value)}, a view that negates what it shows: expected its resolve_neg()")
-    if value.data_ptr() == 0 and value.numel():
+    try:
+        address = value.data_ptr()
+    except RuntimeError:  # a sparse tensor, or one that is being transformed
+        address = 0
+    if address == 0 and value.numel():
         kind = type(value).__name__
         way = {"DTensor": ", such as its to_local()", "AsyncCollectiveTensor": ": call its wait()"}.get(kind, "")
         raise TypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -95,7 +96,7 @@ def _of_others() -> list[tuple[tuple[int, str], Any]]:
     return [(call, engine) for call, engine in tuple(_calls.items()) if call[0] != threading.get_ident()]
 
 
-# This runs before the interpreter ends its threads.
-threading._register_atexit(_end_calls)  # type: ignore[attr-defined]
+# This runs when threads that are no daemons have ended, and before the interpreter ends the others.
+atexit.register(_end_calls)
 # A forked child has none of the other threads.
 os.register_at_fork(after_in_child=_calls.clear)

@@ -33,10 +33,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def default_folder() -> Path:
-    """Return the folder for compiled kernels, made if it is missing.
+    """Return the folder for compiled kernels: `DEEP_EP_CACHE_DIR`, or else deep_ep_py in the user's cache folder.
 
-    That is `DEEP_EP_CACHE_DIR`, or else deep_ep_py in the user's cache folder. In containers, users may have none, or
-    one that others may write: then it is a folder of their own among the temporary files.
+    In containers, users may have no cache folder, or one that others may write: then it is a folder of their own among
+    the temporary files.
     """
     if folder := os.environ.get(FOLDER_VARIABLE):
         return Path(folder)
@@ -45,14 +45,19 @@ def default_folder() -> Path:
         make_folder(usual)
         return usual
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        spare = Path(tempfile.gettempdir()) / f"deep_ep_py-{os.getuid()}"
-        _warn(f"compiled kernels are kept in {spare}: {error}; {FOLDER_VARIABLE} sets another folder")
-        return spare
+        return _spare_folder(tempfile.gettempdir(), str(error))
 
 
 @functools.cache
-def _warn(text: str) -> None:
-    _log.warning("%s", text)
+def _spare_folder(temporary: str, why: str) -> Path:
+    """Make a folder among the temporary files, which this user's processes share unless another user has its name."""
+    spare = Path(temporary) / f"deep_ep_py-{os.getuid()}"
+    try:
+        make_folder(spare)
+    except OSError:
+        spare = Path(tempfile.mkdtemp(prefix="deep_ep_py-"))
+    _log.warning("compiled kernels are kept in %s: %s; %s sets another folder", spare, why, FOLDER_VARIABLE)
+    return spare
 
 
 def make_folder(folder: Path) -> None:
@@ -61,14 +66,12 @@ def make_folder(folder: Path) -> None:
     Raises
     ------
     OSError
-        It cannot be written, or others may write it (see `refuse_if_others_may_write`).
+        It cannot be made, or others may write it (see `refuse_if_others_may_write`).
     """
     # Whatever the umask, as XDG requires for all caches.
     for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     refuse_if_others_may_write(folder)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written")
 
 
 def refuse_if_others_may_write(folder: Path) -> None:

@@ -186,7 +186,8 @@ def combine_expanded(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     """
     check_types(group, x=x)
     check_routes(routes)
-    return _combine(x, routes, group)
+    (combined,) = _combine(x, routes, group)
+    return combined
 
 
 # --- dispatch -------------------------------------------------------------------------------------------------
@@ -286,28 +287,27 @@ def _combined(buffer: Buffer, x: Tensor, weights: Tensor | None, routes: Expande
 
 
 @torch.library.custom_op(
-    "deep_ep::combine_expanded", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor"
+    "deep_ep::combine_expanded", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor[]"
 )
-def _combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
+def _combine(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
     buffer = buffer_of(group)
-    combined: Tensor = _combined(buffer, x, None, from_expanded_routes(buffer, routes))[0]
-    return combined
+    return [_combined(buffer, x, None, from_expanded_routes(buffer, routes))[0]]
 
 
 @in_order(_combine)
-def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    return x.new_empty((tokens_of(routes), x.shape[1]))
+def _(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
+    return [x.new_empty((tokens_of(routes), x.shape[1]))]
 
 
-def _keep_given_routes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_given_routes(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.group, ctx.rows = inputs[-1], inputs[0].shape[0]
     ctx.save_for_backward(*inputs[1])
 
 
-def _combine_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _combine_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     """Send the gradient of each sum to every row that was summed, as a dispatch of the token."""
     routes = list(ctx.saved_tensors)
-    return _dispatch_again(grad, routes, ctx.rows, ctx.group), [None] * len(routes), None
+    return _dispatch_again(grads[0], routes, ctx.rows, ctx.group)[0], [None] * len(routes), None
 
 
 @torch.library.custom_op(
@@ -333,9 +333,9 @@ def _(x: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> tupl
 @torch.library.custom_op(
     "deep_ep::dispatch_expanded_again",
     mutates_args=(),
-    schema="(Tensor x, Tensor[] routes, SymInt rows, str group) -> Tensor",
+    schema="(Tensor x, Tensor[] routes, SymInt rows, str group) -> Tensor[]",
 )
-def _dispatch_again(x: Tensor, routes: list[Tensor], rows: int, group: str) -> Tensor:
+def _dispatch_again(x: Tensor, routes: list[Tensor], rows: int, group: str) -> list[Tensor]:
     buffer = buffer_of(group)
     found = from_expanded_routes(buffer, routes)
     layout = found.layout
@@ -347,12 +347,12 @@ def _dispatch_again(x: Tensor, routes: list[Tensor], rows: int, group: str) -> T
     recv_x: Tensor = PendingDispatch.begin(buffer._engine, given).finish()[0]
     if found.padded:
         _zero_beyond(recv_x, layout)
-    return recv_x
+    return [recv_x]
 
 
 @in_order(_dispatch_again)
-def _(x: Tensor, routes: list[Tensor], rows: int, group: str) -> Tensor:
-    return x.new_empty((rows, x.shape[1]))
+def _(x: Tensor, routes: list[Tensor], rows: int, group: str) -> list[Tensor]:
+    return [x.new_empty((rows, x.shape[1]))]
 
 
 def _zero_beyond(received: Tensor | tuple[Tensor, Tensor], layout: Expanded) -> None:

@@ -93,50 +93,62 @@ def _dispatch_backward(
 
 
 @torch.library.custom_op(
-    "deep_ep::dispatch_again", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor"
+    "deep_ep::dispatch_again", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor[]"
 )
-def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    """Send other rows along the routes of a dispatch."""
+def _dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
     buffer = buffer_of(group)
     recv_x = buffer.dispatch(as_rows(x), handle=to_handle(buffer, routes))[0]
     zero_padding(buffer, recv_x, routes)
+    return [recv_x]
+
+
+@in_order(_dispatch_again)
+def _(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
+    return [x.new_empty((rows_of(routes), x.shape[1]))]
+
+
+def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    """Send other rows along the routes of a dispatch."""
+    (recv_x,) = _dispatch_again(x, routes, group)
     return recv_x
 
 
-@in_order(dispatch_again)
-def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    return x.new_empty((rows_of(routes), x.shape[1]))
-
-
-def _keep_given_routes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_given_routes(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.group = inputs[-1]
     ctx.save_for_backward(*inputs[1])
 
 
-def _dispatch_again_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _dispatch_again_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     routes = list(ctx.saved_tensors)
-    return combine(grad, routes, ctx.group), [None] * len(routes), None
+    return combine(grads[0], routes, ctx.group), [None] * len(routes), None
 
 
 # --- combine --------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("deep_ep::combine", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor")
+@torch.library.custom_op(
+    "deep_ep::combine", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor[]"
+)
+def _combine(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
+    buffer = buffer_of(group)
+    return [buffer.combine(as_rows(x), to_handle(buffer, routes))[0]]
+
+
+@in_order(_combine)
+def _(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
+    return [x.new_empty((tokens_of(routes), x.shape[1]))]
+
+
 def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
     """Return rows to their tokens' owners and sum them."""
-    buffer = buffer_of(group)
-    return buffer.combine(as_rows(x), to_handle(buffer, routes))[0]
+    (combined,) = _combine(x, routes, group)
+    return combined
 
 
-@in_order(combine)
-def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
-    return x.new_empty((tokens_of(routes), x.shape[1]))
-
-
-def _combine_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _combine_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     """Send the gradient of each sum to every rank that contributed a row, as a dispatch of the token."""
     routes = list(ctx.saved_tensors)
-    return dispatch_again(grad, routes, ctx.group), [None] * len(routes), None
+    return dispatch_again(grads[0], routes, ctx.group), [None] * len(routes), None
 
 
 @torch.library.custom_op(
@@ -161,5 +173,5 @@ def _(x: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> tupl
 
 
 dispatch.register_autograd(_dispatch_backward, setup_context=_keep_routes)
-dispatch_again.register_autograd(_dispatch_again_backward, setup_context=_keep_given_routes)
-combine.register_autograd(_combine_backward, setup_context=_keep_given_routes)
+_dispatch_again.register_autograd(_dispatch_again_backward, setup_context=_keep_given_routes)
+_combine.register_autograd(_combine_backward, setup_context=_keep_given_routes)

@@ -107,7 +107,8 @@ def low_latency_combine(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.low_latency_combine`; also if `routes` are not of this Buffer.
     """
-    return combine_op(x, topk_idx, topk_weights, routes, use_logfmt, group)
+    (combined,) = combine_op(x, topk_idx, topk_weights, routes, use_logfmt, group)
+    return combined
 
 
 @torch.library.custom_op(
@@ -174,23 +175,25 @@ def _(
 @torch.library.custom_op(
     "deep_ep::low_latency_combine",
     mutates_args=(),
-    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor[] routes, bool use_logfmt, str group) -> Tensor",
+    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor[] routes, bool use_logfmt, str group) -> Tensor[]",
 )
 def combine_op(
     x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], use_logfmt: bool, group: str
-) -> Tensor:
+) -> list[Tensor]:
     """Send results back to the tokens' owners and sum them."""
     buffer = buffer_of(group)
     handle = _to_handle(buffer, routes, topk_idx.shape[0])
     combined, _, _ = buffer.low_latency_combine(
         x.contiguous(), topk_idx.contiguous(), topk_weights.contiguous(), handle, use_logfmt=use_logfmt
     )
-    return combined
+    return [combined]
 
 
 @in_order(combine_op)
-def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], use_logfmt: bool, group: str) -> Tensor:
-    return x.new_empty((topk_idx.shape[0], x.shape[2]))
+def _(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], use_logfmt: bool, group: str
+) -> list[Tensor]:
+    return [x.new_empty((topk_idx.shape[0], x.shape[2]))]
 
 
 def _to_routes(buffer: Buffer, handle: Handle) -> list[Tensor]:

@@ -10,6 +10,8 @@ backward with what it recomputes, have their ops in an order that depends on no 
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +19,15 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+_log = logging.getLogger("deep_ep_py")
+
 
 def in_order(op: Any) -> Callable[[Callable[..., Any]], None]:
     """Return a decorator for the function that tells compilers what a custom op returns.
 
     It is called whenever the op is traced, and thus before Inductor lowers the op. Importing Inductor takes a second,
-    which a program that compiles nothing is spared.
+    which a program that compiles nothing is spared. An op returns several tensors or a list: one that returns a tensor
+    would be moved to where that is used, before it is lowered.
     """
 
     def register(shapes: Callable[..., Any]) -> None:
@@ -35,18 +40,31 @@ def in_order(op: Any) -> Callable[[Callable[..., Any]], None]:
     return register
 
 
-_latest: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""The output of the last op in each graph that Inductor is lowering."""
+_earlier: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
+"""The outputs of the ops in each graph that Inductor is lowering."""
+_in_order: set[torch._ops.OpOverload] = set()
+_lock = threading.Lock()
 
 
-@functools.cache
 def _lower_in_order(op: torch._ops.OpOverload) -> None:
-    """Have Inductor call the op as it is, as it would by itself, but behind the op that has been lowered before it."""
+    """Have Inductor call the op as it is, as it would by itself, but behind the ops that it has lowered before."""
+    with _lock:
+        if op not in _in_order:
+            _change_lowering(op)
+            _in_order.add(op)
+
+
+def _change_lowering(op: torch._ops.OpOverload) -> None:
     with unset_fake_temporarily():
         from torch._inductor import lowering
         from torch._inductor.ir import FallbackKernel
         from torch._inductor.virtualized import V
-        from torch._library.utils import get_layout_constraint_tag
+
+        try:
+            from torch._library.utils import get_layout_constraint_tag
+        except ImportError:
+            _log.warning("torch %s may change the order of ops in compiled code; 2.13 does not", torch.__version__)
+            return
 
     layout = lowering.tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
     lowering.make_fallback(op, layout_constraint=layout)
@@ -57,9 +75,9 @@ def _lower_in_order(op: torch._ops.OpOverload) -> None:
         lowered = len(graph.operations)
         result = lower(*args, **kwargs)
         (kernel,) = (one for one in graph.operations[lowered:] if isinstance(one, FallbackKernel))
-        if graph in _latest:
-            graph.additional_buffer_deps[kernel.get_operation_name()].add(_latest[graph])
-        _latest[graph] = kernel.get_name()
+        earlier = _earlier.setdefault(graph, [])
+        graph.additional_buffer_deps[kernel.get_operation_name()].update(earlier)  # one of them may be dropped
+        earlier.append(kernel.get_name())
         return result
 
     lowering.lowerings[op] = lower_in_order

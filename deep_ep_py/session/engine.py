@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -555,9 +556,14 @@ class Engine(NotCopied):
         if not self._results_told:
             self._warn_of_void_results()
         attempt: int | None = self._attempts + 1
+        until = time.monotonic() + seconds
         while attempt is not None:
             self._attempts = attempt
             attempt = recover(runtime, self.rank, mask | self.mask, attempt, seconds)
+            if attempt is not None and time.monotonic() > until:
+                raise DeepEPError(
+                    f"rank {self.rank}: recover: other ranks still begin new attempts after {seconds:g} s"
+                )
         try:
             self._begin_generation(mask | self.mask)
         except BaseException:  # the others have begun the generation too

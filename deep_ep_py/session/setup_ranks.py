@@ -200,6 +200,6 @@ def _agree(
         "enable_shrink": masks_ranks,
         # The progress of waits that ranks publish is counted in fractions of the timeout.
         "timeout with enable_shrink": timeout if masks_ranks else None,
-        TIMEOUT: os.environ.get(TIMEOUT, ""),
+        TIMEOUT: arguments.timeout(TIMEOUT, None) if os.environ.get(TIMEOUT) else None,
     }
     arguments.same_on_all_ranks(bootstrap.rank, bootstrap.all_gather(mine))

@@ -21,6 +21,7 @@ def test_every_op_of_a_buffer_is_lowered_in_order() -> None:
         one for one in OPDEFS.values() if one._qualname.startswith("deep_ep::") and "str group" in one._schema
     ]
     assert len(collective) >= 10 and ops.dispatch
+    assert all(len(one._opoverload._schema.returns) > 1 or "-> Tensor[]" in one._schema for one in collective)
     assert {one._abstract_fn.__wrapped__.__module__.rpartition(".")[0] for one in collective} == {ops.__name__}
 
 

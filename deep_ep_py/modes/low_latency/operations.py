@@ -95,6 +95,8 @@ class ReceiveHook:
     in a garbage collection at any time.
     """
 
+    _called = True  # if an interrupt ends the constructor, there is nothing to do
+
     def __init__(self, engine: Engine, rest: _Rest) -> None:
         self._engine, self._rest, self._called = engine, rest, False
 
