@@ -189,6 +189,27 @@ def test_ranks_that_have_made_more_attempts_than_others(fabric: str, late: int) 
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rank_that_has_made_many_attempts(fabric: str) -> None:
+    """Its network is that of generation 5 when others still send to that of generation 1."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        arguments = dispatch_arguments(TRIAL.work, buffer.rank)
+        pending = buffer._begin_dispatch(**arguments)
+        if buffer.rank == 1:
+            for _ in range(4):
+                raised(lambda: buffer.recover(timeout=1e-3))
+        barrier(group)
+        if buffer.rank != 1:
+            raised(pending.finish)
+        buffer.recover()
+        for _ in range(3):
+            round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_that_is_well_calls_it(fabric: str) -> None:
     """The others are in a dispatch, which raises; no rank waits until a timeout."""
 

@@ -30,7 +30,7 @@ void Loopback::Inbox::add(u32 immediate) {
 Loopback::Loopback(const NetworkPlace& place, Random random)
     : place_(place),
       random_(std::move(random)),
-      inbox_(std::make_shared<Inbox>()),
+      inbox_(std::make_shared<Inbox>(place.generation)),
       links_(place.heaps.size()),
       met_(place.heaps.size()) {
     auto& directory = Directory<Inbox>::get();
@@ -45,12 +45,13 @@ Loopback::~Loopback() {
     if (found != directory.inboxes.end() && found->second == inbox_) directory.inboxes.erase(found);
 }
 
-// Returns null if the peer has left or has not been created yet.
+// Returns null if the peer has left, or is not in this generation.
 std::shared_ptr<Loopback::Inbox> Loopback::inbox_of(u32 peer) const {
     auto& directory = Directory<Inbox>::get();
     const std::lock_guard<std::mutex> lock(directory.mutex);
     const auto found = directory.inboxes.find(place_.heaps[peer]);
-    return found == directory.inboxes.end() ? nullptr : found->second;
+    const bool here = found != directory.inboxes.end() && found->second->generation == place_.generation;
+    return here ? found->second : nullptr;
 }
 
 bool Loopback::fails(u32 peer) const {

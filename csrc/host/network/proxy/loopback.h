@@ -33,10 +33,11 @@ class Loopback final : public Transport {
 
   private:
     observe::Accessor accessor() const { return observe::proxy(static_cast<u32>(place_.rank)); }
-    // The immediates that peers have sent to a rank.
+    // The immediates that peers have sent to a rank, in one generation: they tell generations apart only modulo 4.
     struct Inbox {
-        std::mutex mutex;
-        std::deque<u32> immediates;
+        const u32 generation;
+        std::mutex mutex{};
+        std::deque<u32> immediates{};
         void add(u32 immediate);
     };
     struct Flight {
