@@ -40,6 +40,9 @@ class Wrapped(torch.Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError(f"{function} is not a check")
 
+    def __repr__(self, **_: Any) -> str:
+        return f"Wrapped({tuple(self.shape)})"
+
 
 def without_memory(argument: str, values: torch.Tensor) -> list[Bad]:
     """Return values of an argument that do not lie where it says."""

@@ -150,7 +150,8 @@ class Runtime final : private FailureCount::Member {
     // Waits until the puts that no operation waits for have left; called before an orderly exit of the rank. Returns
     // whether all of them have.
     bool drain();
-    // Announces in this rank's heap that it stores nothing any more. Its kernels have ended; launches throw from now on.
+    // Announces in this rank's heap that it stores nothing any more. Its kernels have ended; launches throw from now
+    // on.
     void leave();
 
     // Watches (rank, descriptor) pairs that show the end of peers' processes. The caller keeps ownership.
