@@ -81,7 +81,7 @@ def _described(holder: tuple[int, str]) -> str:
 
 
 def _end_calls() -> None:
-    """Wait for the calls of threads that Python is about to end: one that is inside native code would abort."""
+    """Wait for the calls of daemon threads: Python is about to end these, which aborts the process in native code."""
     _exits.set()
     for breaks_off in (False, True):
         until = time.monotonic() + _EXIT_SECONDS
@@ -96,7 +96,7 @@ def _of_others() -> list[tuple[tuple[int, str], Any]]:
     return [(call, engine) for call, engine in tuple(_calls.items()) if call[0] != threading.get_ident()]
 
 
-# This runs when threads that are no daemons have ended, and before the interpreter ends the others.
+# This runs after all other threads have ended, and before the interpreter ends daemon threads.
 atexit.register(_end_calls)
 # A forked child has none of the other threads.
 os.register_at_fork(after_in_child=_calls.clear)

@@ -79,8 +79,8 @@ def refuse_if_others_may_write(folder: Path) -> None:
 
     The folder and all its parents are checked, with links resolved: each must belong to this user or to root, and must
     not be writable for its group or others. For the parents, a sticky bit, as on /tmp, is sufficient: then only the
-    owner of an entry can move it. In a user namespace, parents may belong to users that have no number there, as root
-    has none where only this user has one.
+    owner of an entry can move it. In a user namespace, parents may belong to users that are not mapped into it, as root
+    is not where only this user is.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def refuse_if_others_may_write(folder: Path) -> None:
     for part in (real, *real.parents):
         found = part.stat()
         sticky = part != real and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (os.getuid(), 0) and (part == real or not _has_no_number(found.st_uid)):
+        if found.st_uid not in (os.getuid(), 0) and (part == real or not _is_unmapped(found.st_uid)):
             why = f"{part} belongs to user {found.st_uid}"
         elif found.st_mode & _OTHERS_WRITE and not sticky:
             why = f"other users may write {part} (mode {stat.S_IMODE(found.st_mode):o})"
@@ -108,8 +108,8 @@ def refuse_if_others_may_write(folder: Path) -> None:
         )
 
 
-def _has_no_number(uid: int) -> bool:
-    """Return whether this number stands for all users without one in this user namespace."""
+def _is_unmapped(uid: int) -> bool:
+    """Return whether this id stands for all users that are not mapped into this user namespace."""
     try:
         if uid != int(Path("/proc/sys/kernel/overflowuid").read_text()):
             return False

@@ -3,8 +3,8 @@
 All ranks must execute ops in the same order, but a compiler only sees what depends on what. Of ops that depend on
 nothing of each other, Inductor executes those first that need less memory by the sizes on this rank, so that ranks with
 other numbers of tokens would send each other rows of different ops. Therefore each op depends, in code that Inductor
-generates, on the op before it, whichever their Buffers. The graphs that Inductor starts from, of the forward and of the
-backward with what it recomputes, have their ops in an order that depends on no size.
+generates, on all ops before it, also on those of other Buffers. The graphs that Inductor starts from, of the forward
+and of the backward with what it recomputes, have their ops in an order that does not depend on sizes.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def in_order(op: Any) -> Callable[[Callable[..., Any]], None]:
 
 _earlier: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
 """The outputs of the ops in each graph that Inductor is lowering."""
-_in_order: set[torch._ops.OpOverload] = set()
+_changed: set[torch._ops.OpOverload] = set()
 _lock = threading.Lock()
 
 
 def _lower_in_order(op: torch._ops.OpOverload) -> None:
     """Have Inductor call the op as it is, as it would by itself, but behind the ops that it has lowered before."""
     with _lock:
-        if op not in _in_order:
+        if op not in _changed:
             _change_lowering(op)
-            _in_order.add(op)
+            _changed.add(op)
 
 
 def _change_lowering(op: torch._ops.OpOverload) -> None:

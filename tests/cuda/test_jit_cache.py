@@ -257,15 +257,15 @@ def test_without_a_home_the_folder_is_among_temporary_files(
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777])
-def test_where_root_has_no_number(tmp_path: Path, mode: int) -> None:
-    """In such a user namespace `/` belongs to nobody, as does what any other user has."""
+def test_where_root_is_not_mapped(tmp_path: Path, mode: int) -> None:
+    """In such a user namespace `/` has the id of unmapped users, as everything of other users does."""
     namespace = ["unshare", "-U", "--map-user=1000"]
     if shutil.which(namespace[0]) is None or subprocess.run([*namespace, "true"], capture_output=True).returncode != 0:
         pytest.skip("needs the right to make a user namespace")
     above = tmp_path / "above"
     (above / "cache").mkdir(parents=True)
     above.chmod(mode)
-    if os.getuid() == 0:  # and so has the only number
+    if os.getuid() == 0:  # and so is the only user that is mapped
         os.chown(above, 12345, -1)
     program = f"""
 from pathlib import Path

@@ -69,7 +69,7 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
             // The mask is the one of this attempt if the peer has not begun another attempt.
             const bool same = latest >> 1 == attempt;
             if (stage >> 1 == attempt && same && theirs.first_difference(mask) != wire::kMaxRanks) {
-                meeting = {Meeting::kOtherMask, peer, theirs, attempt};
+                meeting = {Meeting::kOtherMask, peer, theirs};
                 return true;
             }
             if (latest >> 1 > attempt) {
@@ -77,9 +77,9 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
                 return true;
             }
             if (stage >= stage_of(attempt, again)) continue;
-            if (meeting.result == Meeting::kMet) meeting = {Meeting::kLate, peer, {}, attempt};
+            if (meeting.result == Meeting::kMet) meeting = {Meeting::kLate, peer, {}};
             if (!gone(peer)) continue;
-            meeting = {Meeting::kGone, peer, {}, attempt};
+            meeting = {Meeting::kGone, peer, {}};
             return true;
         }
         return meeting.result == Meeting::kMet;
