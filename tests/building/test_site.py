@@ -81,7 +81,6 @@ def test_the_reference_has_every_public_name(module: ModuleType) -> None:
     assert [name for name in names if name not in constants and not re.search(rf"\b{name}\b", text)] == []
 
 
-@pytest.mark.thorough
 def test_the_notebook_prints_what_it_shows() -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     stored = ["".join("".join(output["text"]) for output in cell["outputs"]) for cell in cells]
