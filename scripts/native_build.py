@@ -55,7 +55,7 @@ EXACT_DEFINES = ("-DDEEP_EP_WARP=32", "-DDEEP_EP_COPY_PER_LANE=1")
 # accesses: with 384 fibers it missed a barrier that had been removed.
 TSAN_DEFINES = ("-DDEEP_EP_WARP=4", "-DDEEP_EP_COPY_PER_LANE=1", "-DDEEP_EP_TSAN=1")
 # vptr needs type information that is missing with hidden visibility and in pybind11's own checks. Null pointers are
-# AddressSanitizer's as well. The check of alignment takes half of a compilation, and only a GPU faults at what it finds.
+# AddressSanitizer's as well. The check of alignment takes half of a compilation, and only GPUs fault at what it finds.
 UNCHECKED = ("-fno-sanitize=vptr,null,alignment",)
 ASAN_FLAGS = ("-DDEEP_EP_ASAN=1", "-fsanitize=address,undefined", *UNCHECKED, "-fno-omit-frame-pointer")
 ASAN_KERNEL_FLAGS = ("-fsanitize=alignment",)
@@ -64,6 +64,7 @@ KERNELS = "host/cpu"  # with the programs of tests, all sources that instantiate
 # build checks. They do not depend on the variant, so all variants link the same objects, and link them last: of an
 # inline function that others use too, the variant's own copy is taken.
 BINDINGS = "python"
+INTERPRETER = "ptx"
 BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=all")
 # The host's code runs once per call, the kernels' once per thread. With the checks of UBSan, optimizing takes more than
 # half of a compilation.
@@ -102,6 +103,7 @@ class Variant:
     instrument: tuple[str, ...] = ()  # for every file except those under `uninstrumented`
     uninstrumented: str = ""
     clang: bool = False
+    interprets: bool = False  # contains the interpreter of PTX, whose warps have 32 lanes
 
     @property
     def module(self) -> str:
@@ -112,13 +114,14 @@ VARIANTS = {
     v.name: v
     for v in (
         Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
-        Variant("exact", ("-O2", "-g1", *EXACT_DEFINES)),
+        Variant("exact", ("-O2", "-g1", *EXACT_DEFINES), interprets=True),
         Variant(
             "asan",
             ("-O1", "-g1", *EXACT_DEFINES, *ASAN_FLAGS),
             host_flags=CHECKED_HOST_FLAGS,
             kernel_flags=ASAN_KERNEL_FLAGS,
             link_flags=ASAN_FLAGS,
+            interprets=True,
         ),
         Variant(
             "tsan",
@@ -226,13 +229,15 @@ def units_of(sources: Sequence[Path]) -> list[Unit]:
 
 
 def library_sources(variant: Variant) -> list[Path]:
-    """Return the sources of csrc/ for a build, without those of the bindings.
+    """Return the sources of csrc/ for a variant, without those of the bindings.
 
     The compiler is asked at every build which optional sources can be included, so that a build becomes stale when the
     machine has since got their headers.
     """
     left_out = [SOURCE_ROOT / (WITHOUT_LIBFABRIC if _has_libfabric(variant) else WITH_LIBFABRIC)]
     left_out.append(SOURCE_ROOT / BINDINGS)
+    if not variant.interprets:
+        left_out.append(SOURCE_ROOT / INTERPRETER)
     everything = sorted(SOURCE_ROOT.rglob("*.cpp"))
     return [path for path in everything if not any(path.is_relative_to(folder) for folder in left_out)]
 
@@ -397,7 +402,10 @@ def _bindings(variant: Variant) -> list[Path]:
     shared = Variant("bindings-zig" if with_zig else "bindings", (), clang=with_zig)
     compiler, _ = find_compiler(shared)
     with _locked(objects_folder(shared) / ".lock"):
-        return _objects(shared, compiler, sorted((SOURCE_ROOT / BINDINGS).rglob("*.cpp")), "deep_ep_py")
+        sources = sorted((SOURCE_ROOT / BINDINGS).glob("*.cpp"))
+        if variant.interprets:
+            sources += sorted((SOURCE_ROOT / BINDINGS / INTERPRETER).glob("*.cpp"))
+        return _objects(shared, compiler, sources, "deep_ep_py")
 
 
 def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: Sequence[Path], target: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Write the type stubs of the extension, `deep_ep_py/_C/*.pyi`, from the bindings of the fast build.
+"""Write the type stubs of the extension, `deep_ep_py/_C/*.pyi`, from the bindings of the exact build, which has all.
 
 python scripts/stubs.py [FOLDER]     writes to another folder than the package
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "deep_ep_py" / "_C"
-BUILT = "deep_ep_py._C_fast"
+BUILT = f"deep_ep_py._C_{os.environ.get('DEEP_EP_BUILD', 'exact')}"
 HEADER = "# Written by `make stubs` from the bindings in csrc/python: change those.\n"
 
 

@@ -305,6 +305,8 @@ void bind_runtime(py::module_& m) {
     bind_heap(m);
     bind_call(m);
     bind_network(m);
+    py::class_<host::KernelSource, std::shared_ptr<host::KernelSource>>(m, "KernelSource",
+                                                                        "Kernels that a Runtime launches.");
     m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
     m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
     m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);

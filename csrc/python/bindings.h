@@ -79,7 +79,6 @@ void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
 void bind_timeline(pybind11::module_& m);
 void bind_mesh(pybind11::module_& m);
-void bind_ptx(pybind11::module_& m);  // before bindings that take kernels
 void bind_runtime(pybind11::module_& m);
 void bind_modes(pybind11::module_& m);
 void bind_low_latency(pybind11::module_& m);
@@ -88,5 +87,7 @@ void bind_proxy(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_adoption(pybind11::module_& m);  // before bindings that take Wanted
 void bind_nvshmem(pybind11::module_& m);   // after heaps and contexts
+// After kernels. Null in builds without the interpreter, which needs warps of 32 lanes.
+[[gnu::weak]] void bind_ptx(pybind11::module_& m);
 
 }  // namespace deep_ep::python

@@ -12,10 +12,10 @@ PYBIND11_MODULE(_C, m) {
     deep_ep::python::bind_executor(m);
     deep_ep::python::bind_vector(m);
     deep_ep::python::bind_timeline(m);
-    deep_ep::python::bind_ptx(m);
     deep_ep::python::bind_runtime(m);
     deep_ep::python::bind_modes(m);
     deep_ep::python::bind_proxy(m);
     deep_ep::python::bind_cuda(m);
     deep_ep::python::bind_nvshmem(m);
+    if (deep_ep::python::bind_ptx != nullptr) deep_ep::python::bind_ptx(m);
 }

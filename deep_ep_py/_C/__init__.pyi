@@ -9,7 +9,6 @@ import typing
 from . import nvshmem
 from . import executor
 from . import timeline
-from . import ptx
 from . import normal
 from . import two_hops
 from . import expand
@@ -17,6 +16,7 @@ from . import low_latency
 from . import measure
 from . import proxy
 from . import cuda
+from . import ptx
 
 __all__: list[str] = [
     "ABORTED",
@@ -29,6 +29,7 @@ __all__: list[str] = [
     "EXCEPTION",
     "Failure",
     "Heap",
+    "KernelSource",
     "LEFT",
     "LibfabricHere",
     "LibfabricProvider",
@@ -300,6 +301,11 @@ class NicMessage:
     @property
     def time_ns(self) -> int: ...
 
+class KernelSource:
+    """
+    Kernels that a Runtime launches.
+    """
+
 class Meeting:
     class Result:
         """
@@ -407,7 +413,7 @@ class Runtime:
         options: BufferOptions,
         heaps: collections.abc.Sequence[Heap],
         network: NetworkOptions,
-        kernels: ptx.KernelSource = None,
+        kernels: KernelSource = None,
     ) -> None: ...
     def abort(self, reason: int, peer: int = -1) -> None: ...
     def abort_generation(self, arg0: int, arg1: int) -> None: ...
@@ -634,4 +640,4 @@ SILENT_SECONDS: float = 5.0
 STREAMING_THRESHOLD: int = 100663296
 TIMEOUT: int = 1
 UNHEARD: int = 13
-WARP_SIZE: int = 1
+WARP_SIZE: int = 32

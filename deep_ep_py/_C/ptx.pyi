@@ -4,13 +4,13 @@ An interpreter of the PTX that the compiler emits.
 """
 
 from __future__ import annotations
+import deep_ep_py._C
 import typing
 
 __all__: list[str] = [
     "Image",
     "InstructionCount",
     "KernelCount",
-    "KernelSource",
     "Kernels",
     "PtxError",
     "add_heap",
@@ -101,12 +101,9 @@ class InstructionCount:
     @property
     def wavefronts(self) -> int: ...
 
-class KernelSource:
-    pass
-
-class Kernels(KernelSource):
+class Kernels(deep_ep_py._C.KernelSource):
     """
-    Kernels that a Runtime launches instead of its own.
+    Kernels that a Runtime launches instead of those compiled into the extension.
     """
     def __init__(self, bulk_copies: bool, warps: int) -> None: ...
     def add(self, name: str, shape: tuple[int, int, int], symbol: str, image: Image) -> None: ...

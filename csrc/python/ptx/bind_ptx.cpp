@@ -142,9 +142,8 @@ void bind_ptx(py::module_& module) {
         py::arg("image"), py::arg("symbol"), py::kw_only(), py::arg("blocks") = 1, py::arg("threads") = 32,
         py::arg("shared_bytes") = 0, py::arg("args"),
         "Run a kernel of a module on its own. `args`: the bytes of its parameters.");
-    py::class_<KernelSource, std::shared_ptr<KernelSource>>(m, "KernelSource");
     py::class_<PtxKernels, KernelSource, std::shared_ptr<PtxKernels>>(
-        m, "Kernels", "Kernels that a Runtime launches instead of its own.")
+        m, "Kernels", "Kernels that a Runtime launches instead of those compiled into the extension.")
         .def(py::init([](bool bulk_copies, unsigned warps) {
                  if (warps == 0) throw std::invalid_argument("warps=0: expected a positive number");
                  return std::make_shared<PtxKernels>(bulk_copies, warps);
