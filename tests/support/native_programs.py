@@ -131,11 +131,12 @@ def build_nvshmem_double(creates_queue_pairs: bool) -> Path:
     release.
     """
     double, soname = NATIVE / "nvshmem_double", "libnvshmem_host.so.3"
-    defines = [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates_queue_pairs)}"]
-    name = "nvshmem_double" if creates_queue_pairs else "nvshmem_double_before_3.5"
-    variant = native_build.Variant(name, ("-O1", "-g1", *defines))
     sources = [*sorted(double.glob("*.cpp")), *sources_of("nic", "observe")]
-    folder = native_build.objects_folder(variant)
+    if creates_queue_pairs:
+        sources += sorted((double / "from_3_5").glob("*.cpp"))
+    name = "nvshmem_double" if creates_queue_pairs else "nvshmem_double_before_3.5"
+    variant = native_build.VARIANTS["fast"]  # whose objects of the NIC are shared
+    folder = native_build.objects_folder(variant) / "tests" / name
     native_build.build_module(variant, sources, folder / soname, (f"-Wl,-soname,{soname}", "-Wl,-Bsymbolic"))
     return folder
 
@@ -153,6 +154,7 @@ class NvshmemDoubles:
         path = os.pathsep.join(map(str, (driver, self.folder(version))))
         return {
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [path, os.environ.get("LD_LIBRARY_PATH", "")])),
+            "NVSHMEM_DOUBLE_LAYOUTS": str(DATA / "nvshmem"),
             "NVSHMEM_DOUBLE_VERSION": version,
             "NVSHMEM_DOUBLE_FOLDER": str(meeting),
             **variables,

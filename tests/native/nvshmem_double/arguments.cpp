@@ -35,7 +35,7 @@ void expect_word(uint32_t is, uint32_t expected, const std::string& name) {
 
 }  // namespace
 
-Golden golden() { return Golden(std::string(NVSHMEM_DOUBLE_GOLDEN) + "/" + version() + ".json"); }
+Golden golden() { return Golden(layout_file()); }
 
 void make_unique_id(const Golden& layout, void* id) {
     uint64_t random[2] = {};

@@ -1,7 +1,8 @@
 // The functions of NVSHMEM's host library that this library or nvshmem4py calls, and functions for tests.
 //
 //   NVSHMEM_DOUBLE_FOLDER   where the PEs meet and the heaps are; required
-//   NVSHMEM_DOUBLE_VERSION  of the host library, one of tests/data/nvshmem: 3.4.5, or 3.8.0 with nvshmemx_qp_create
+//   NVSHMEM_DOUBLE_LAYOUTS  tests/data/nvshmem; required
+//   NVSHMEM_DOUBLE_VERSION  of the host library, one that is laid out there; required
 //   NVSHMEM_DOUBLE_SECONDS  timeout of a collective call: 60
 //   NVSHMEM_DOUBLE_PES_PER_NODE  consecutive PEs that are near each other: all
 //   NVSHMEM_DOUBLE_NICS     per PE: 1
@@ -93,12 +94,6 @@ int nvshmemx_cumodule_init(void* module) {
 int nvshmemx_cumodule_finalize(void* module) {
     return carry_out_on_device("nvshmemx_cumodule_finalize", [&](Pe& pe) { pe.remove_module(module); });
 }
-
-#if NVSHMEM_DOUBLE_CREATES
-int nvshmemx_qp_create(int count, int** handles) {
-    return carry_out_on_device("nvshmemx_qp_create", [&](Pe& pe) { *handles = pe.create_queue_pairs(count); });
-}
-#endif
 
 // Posts as many requests to each other PE as NVSHMEM's own kernels may post beside ours; from any thread.
 int nvshmem_double_foreign_posts(int count) {

@@ -26,10 +26,6 @@ Pe::Pe(const std::string& id, int pe, int pes)
       pe_(pe),
       pes_(pes),
       meeting_(folder_, pe, pes, settings_.seconds) {
-    if (golden_.is_at_least(5) != NVSHMEM_DOUBLE_CREATES) {
-        throw Failure(kInvalidValue, "NVSHMEM_DOUBLE_VERSION=" + version() + ": this library was built " +
-                                         (NVSHMEM_DOUBLE_CREATES ? "with" : "without") + " nvshmemx_qp_create");
-    }
     if (pes > kMaxPes) throw Failure(kNotSupported, std::to_string(pes) + " PEs");
     meeting_.meet("nvshmemx_hostlib_init_attr", static_cast<uint64_t>(pes));
 }

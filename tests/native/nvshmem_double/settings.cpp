@@ -7,8 +7,6 @@
 namespace nvshmem_double {
 namespace {
 
-constexpr const char* kDefaultVersion = NVSHMEM_DOUBLE_CREATES ? "3.8.0" : "3.4.5";
-
 std::string text(const char* name, const std::string& otherwise) {
     const char* value = std::getenv(name);
     return value != nullptr && *value != '\0' ? value : otherwise;
@@ -80,7 +78,9 @@ void complain(const std::string& what) {
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
 }
 
-std::string version() { return text("NVSHMEM_DOUBLE_VERSION", kDefaultVersion); }
+std::string layout_file() {
+    return text("NVSHMEM_DOUBLE_LAYOUTS", "") + "/" + text("NVSHMEM_DOUBLE_VERSION", "") + ".json";
+}
 
 int wanted_failure(const std::string& call) {
     const std::string wanted = text("NVSHMEM_DOUBLE_FAIL", "");

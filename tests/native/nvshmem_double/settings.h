@@ -49,7 +49,8 @@ struct Settings {
     Settings();
 };
 
-std::string version();
+// The file that tells how the release's structs are laid out.
+std::string layout_file();
 // The status in NVSHMEM_DOUBLE_FAIL; 0: that call must be executed.
 int wanted_failure(const std::string& call);
 // Whether version words of arguments are checked, which NVSHMEM does not do.
