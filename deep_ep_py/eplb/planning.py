@@ -17,20 +17,30 @@ def plan(
 ) -> Placement:
     """Place the replicas of all experts on ranks so that the ranks get equally many tokens.
 
-    The method is that of DeepSeek's Expert Parallelism Load Balancer (the repository deepseek-ai/EPLB), and so are the
-    results. Layers are planned independently, in three steps:
+    The method is that of DeepSeek's Expert Parallelism Load Balancer (the repository deepseek-ai/EPLB), except that no
+    rank gets two replicas of an expert, which would only share what one of them gets alone. A plan equals EPLB's only
+    where that one has no such pair. Layers are planned independently, in three steps:
 
     1. Groups of experts are packed onto nodes, as evenly as their loads allow. A router that limits the groups of a
        token then limits the nodes to which its rows go.
-    2. In each node, one redundant replica at a time is given to the expert with the highest load per replica.
+    2. In each node, one redundant replica at a time is given to the expert with the highest load per replica, among
+       those that have fewer replicas than the node has ranks.
     3. In each node, the replicas are packed onto ranks, as evenly as their loads allow.
 
     If the number of groups is not a multiple of the number of nodes, groups cannot be packed: then all ranks count as
     one node of a single group, and the replicas of an expert can be on any nodes (EPLB's global policy).
 
+    If a rank has more places than its node has experts, pairs cannot be avoided. Then each rank holds every expert of
+    its node, and the first of them in the remaining places too.
+
     Packing takes the heaviest item first, and puts it where the load is least among the places with room. If each place
-    has room for one item only, no choice is more even than another, and the items keep their order. The result is a
-    function of the arguments alone, since ties are resolved by order:
+    has room for one item only, no choice is more even than another, and the items keep their order. A replica whose
+    expert is there already goes to the least loaded of the other ranks with room. If all of these have its expert, it
+    takes the place of another replica, on a rank that is full, and that replica goes to the least loaded rank with
+    room. Where either was necessary, replicas are swapped at the end, as long as that relieves the rank with the
+    highest load, but at most once per rank.
+
+    The result is a function of the arguments alone, since ties are resolved by order:
 
     * Of groups with equal loads, the lower is packed first. Of nodes, and of ranks, with equal loads, the lower
       receives the next item.
@@ -43,8 +53,9 @@ def plan(
     its results have these rules too. As there, loads are compared, divided and added in float32, so loads that differ
     by less than about 1e-7 of their value can count as equal.
 
-    An expert without tokens gets redundant replicas only if no expert of its node has tokens, and then the first expert
-    gets all of them. So pass equal loads, such as ones, for a layer without statistics.
+    An expert without tokens gets redundant replicas only if all experts of its node that have tokens are on every rank.
+    Then the first one gets them, until it is on every rank too. So pass equal loads, such as ones, for a layer without
+    statistics.
 
     Parameters
     ----------
@@ -98,11 +109,11 @@ def _plan(loads: Floats, physical: int, ranks: int, nodes: int, groups: int) -> 
     of_node = _experts_of_nodes(loads, nodes, groups)
     node_loads = _pick(loads, of_node.reshape(layers, experts)).reshape(of_node.shape)
 
-    replicas = replicate(node_loads, physical // nodes)
+    replicas = replicate(node_loads, physical // nodes, ranks // nodes)
     replica_loads = _pick(per_replica(node_loads, replicas.counts), replicas.experts)
 
     # The physical experts of a rank are consecutive, and so are the ranks of a node.
-    order = pack(replica_loads, ranks // nodes).reshape(replica_loads.shape)
+    order = pack(replica_loads, replicas.experts, ranks // nodes).reshape(replica_loads.shape)
     held = _pick(of_node, _pick(replicas.experts, order)).reshape(layers, physical)
     ordinal = _pick(replicas.ordinals, order).reshape(layers, physical)
 
@@ -119,7 +130,7 @@ def _experts_of_nodes(loads: Floats, nodes: int, groups: int) -> Ints:
     size = experts // groups
     # Sums of float32 would depend on the order of additions, which is NumPy's choice.
     group_loads = loads.reshape(layers, groups, size).sum(axis=2, dtype=np.float64).astype(np.float32)
-    packed = pack(group_loads, nodes)
+    packed = pack(group_loads, np.broadcast_to(np.arange(groups), group_loads.shape), nodes)
     return (packed[..., None] * size + np.arange(size)).reshape(layers * nodes, experts // nodes)
 
 

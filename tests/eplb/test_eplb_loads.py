@@ -39,13 +39,12 @@ def test_sums_of_int32_do_not_wrap() -> None:
 
 
 def test_predicted_rows(placement: eplb.Placement) -> None:
-    # Expert 0 has 3 replicas, and shares of 4, 8/3, 8/3, 8/3, 2, 2 are packed.
-    assert placement.expert_count[0].tolist() == [3, 1, 1, 1]
-    rows, max_over_mean = eplb.rank_loads(LOADS, placement)
-    assert rows.dtype == max_over_mean.dtype == torch.float64 and rows.shape == (2, 2)
-    torch.testing.assert_close(rows[0], torch.tensor([4 + 8 / 3 + 2, 8 / 3 + 8 / 3 + 2], dtype=torch.float64))
-    torch.testing.assert_close(max_over_mean[0].item(), (4 + 8 / 3 + 2) / 8)
-    torch.testing.assert_close(rows[1], torch.tensor([6.0, 6.0], dtype=torch.float64))
+    # Each rank has a replica of experts 0 and 1, and one of the other two experts.
+    assert placement.physical_to_logical_map[0].tolist() == [0, 1, 3, 0, 2, 1]
+    rows, max_over_mean = eplb.rank_loads(torch.tensor([[7, 4, 3, 1], [3, 3, 3, 3]]), placement)
+    assert rows.dtype == max_over_mean.dtype == torch.float64
+    assert rows.tolist() == [[7 / 2 + 2 + 1, 7 / 2 + 3 + 2], [6, 6]]
+    torch.testing.assert_close(max_over_mean[0].item(), 8.5 / 7.5)
     assert max_over_mean[1] == 1
 
 

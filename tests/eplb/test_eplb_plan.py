@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
-from itertools import combinations_with_replacement
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def pack(loads: list[Fraction], num_packs: int) -> list[list[int]]:
 def reference(
     loads: list[int], physical: int, ranks: int, nodes: int, groups: int
 ) -> tuple[list[int], list[list[int]]]:
-    """Return the expert of each physical expert of a layer, and the physical experts of each expert."""
+    """Return EPLB's plan: the expert of each physical expert of a layer, and the physical experts of each expert."""
     if groups % nodes:
         nodes = groups = 1
     size = len(loads) // groups
@@ -75,14 +76,22 @@ def problems(draw: st.DrawFn) -> tuple[list[list[int]], dict[str, int]]:
     return loads, dict(num_physical_experts=physical, num_ranks=ranks, num_nodes=nodes, num_groups=groups)
 
 
+def pairs(held: list[int], ranks: int) -> int:
+    """Return the number of places that repeat an expert of the same rank."""
+    of_rank = len(held) // ranks
+    return len(held) - sum(len(set(held[first : first + of_rank])) for first in range(0, len(held), of_rank))
+
+
 @given(problems())
-def test_plans_equal_the_reference(problem: tuple[list[list[int]], dict[str, int]]) -> None:
+def test_plans_equal_the_reference_where_it_has_no_pair(problem: tuple[list[list[int]], dict[str, int]]) -> None:
     loads, numbers = problem
     placement = eplb.plan(torch.tensor(loads), **numbers)
     width = int(placement.expert_count.max())
     assert placement.logical_to_physical_map.shape == (len(loads), len(loads[0]), width)
     for layer, of_layer in enumerate(loads):
         held, places = reference(of_layer, *numbers.values())
+        if pairs(held, numbers["num_ranks"]):
+            continue
         assert placement.physical_to_logical_map[layer].tolist() == held
         assert placement.expert_count[layer].tolist() == [len(of_expert) for of_expert in places]
         padded = [of_expert + [-1] * (width - len(of_expert)) for of_expert in places]
@@ -120,18 +129,105 @@ def test_groups_stay_in_a_node_and_the_maps_are_inverse(problem: tuple[list[list
             assert set.union(*on_nodes) == set(range(groups))
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(0, 5))
-def test_no_other_numbers_of_replicas_give_a_lower_maximum(loads: list[int], redundant: int) -> None:
+@given(problems())
+def test_a_rank_holds_as_many_experts_as_it_can(problem: tuple[list[list[int]], dict[str, int]]) -> None:
+    """So no rank has two replicas of an expert, unless it has more places than there are experts to put there."""
+    loads, numbers = problem
+    placement = eplb.plan(torch.tensor(loads), **numbers)
+    ranks, nodes, experts = numbers["num_ranks"], numbers["num_nodes"], len(loads[0])
+    of_node = experts if numbers["num_groups"] % nodes else experts // nodes
+    unavoidable = max(0, numbers["num_physical_experts"] // ranks - of_node)
+    for held in placement.physical_to_logical_map.tolist():
+        assert pairs(held, ranks) == ranks * unavoidable
+
+
+@pytest.mark.parametrize("loads", [torch.ones(256), torch.zeros(256), 1 / torch.arange(1, 257), torch.eye(256)[7]])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_first_plans_have_no_pairs(loads: torch.Tensor, nodes: int) -> None:
+    """With the numbers of the documentation: EPLB's plan for equal loads pairs all 32 redundant replicas."""
+    placement = eplb.plan(loads, num_physical_experts=288, num_ranks=32, num_nodes=nodes, num_groups=8)
+    assert pairs(placement.physical_to_logical_map[0].tolist(), 32) == 0
+    if loads.min() == loads.max() > 0:
+        assert eplb.rank_loads(loads, placement).max_over_mean == 1
+        equal = [int(load) for load in loads]
+        assert pairs(reference(equal, 288, 32, nodes, 8)[0], 32) == 32
+
+
+def test_a_replica_takes_the_place_of_another_one() -> None:
+    placement = eplb.plan(torch.tensor([4, 4, 3, 2]), num_physical_experts=6, num_ranks=2)
+    assert placement.expert_count.tolist() == [[2, 2, 1, 1]]
+    # Expert 2 is packed first, on rank 0; then 0 and 1 on rank 1, 3 and 0 on rank 0. There 1 takes the place of 2.
+    assert placement.physical_to_logical_map.tolist() == [[1, 3, 0, 0, 1, 2]]
+    assert placement.logical_to_physical_map.tolist() == [[[3, 2], [4, 0], [5, -1], [1, -1]]]
+
+
+def lightest(share: list[Fraction], count: list[int], ranks: int, room: int) -> Fraction:
+    """Return the load of the heaviest rank in the best of all placements without pairs."""
+    experts, best = range(len(count)), sum(share, Fraction(0)) * ranks
+
+    def fill(rank: int, left: Counter[int], heaviest: Fraction) -> None:
+        nonlocal best
+        if rank == ranks:
+            best = heaviest
+            return
+        # What is left of an expert must fit on the ranks that are left.
+        for held in combinations([expert for expert in experts if left[expert]], room):
+            most = max(heaviest, sum((share[expert] for expert in held), Fraction(0)))
+            after = left - Counter(held)
+            if most < best and max(after.values(), default=0) < ranks - rank:
+                fill(rank + 1, after, most)
+
+    fill(0, Counter(dict(enumerate(count))), Fraction(0))
+    return best
+
+
+@pytest.mark.parametrize("numbers", [(8, 10, 2), (5, 8, 4), (6, 12, 4), (7, 9, 3)], ids=str)
+def test_no_placement_without_pairs_is_much_more_even(numbers: tuple[int, int, int]) -> None:
+    experts, physical, ranks = numbers
+    loads = (torch.rand(20, experts, generator=torch.Generator().manual_seed(1)) ** 2 * 1000).long() + 1
+    placement = eplb.plan(loads, num_physical_experts=physical, num_ranks=ranks)
+    found = 0
+    for of_layer, count, held in zip(
+        loads.tolist(), placement.expert_count.tolist(), placement.physical_to_logical_map
+    ):
+        if not pairs(reference(of_layer, physical, ranks, 1, 1)[0], ranks):
+            continue
+        share = [Fraction(load, replicas) for load, replicas in zip(of_layer, count)]
+        heaviest = max(sum(share[expert] for expert in on_rank) for on_rank in held.view(ranks, -1).tolist())
+        assert heaviest <= Fraction(101, 100) * lightest(share, count, ranks, physical // ranks)
+        found += 1
+    assert found > 2
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("highest", [4, 1000])
+def test_plans_are_as_even_as_those_with_pairs(nodes: int, highest: int) -> None:
+    numbers = dict(num_physical_experts=72, num_ranks=8, num_nodes=nodes, num_groups=nodes)
+    loads = torch.randint(1, highest, (8, 64), generator=torch.Generator().manual_seed(1))
+    planned, others, found = eplb.rank_loads(loads, eplb.plan(loads, **numbers)).max_over_mean, [], 0
+    for of_layer in loads.tolist():
+        held, places = reference(of_layer, *numbers.values())
+        found += pairs(held, 8)
+        rows = [Fraction(of_layer[expert], len(places[expert])) for expert in held]
+        others.append(float(8 * max(sum(rows[first : first + 9]) for first in range(0, 72, 9)) / sum(rows)))
+    assert found > 0
+    assert planned.mean() <= sum(others) / len(others) + 1e-9
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 3), st.data())
+def test_no_other_numbers_of_replicas_give_a_lower_maximum(loads: list[int], ranks: int, data: st.DataObject) -> None:
+    """With at most one replica of an expert for each rank."""
     experts = len(loads)
-    placement = eplb.plan(torch.tensor(loads), num_physical_experts=experts + redundant, num_ranks=1)
+    physical = ranks * data.draw(st.integers(-(-experts // ranks), experts))
+    placement = eplb.plan(torch.tensor(loads), num_physical_experts=physical, num_ranks=ranks)
     count = placement.expert_count[0].tolist()
 
-    def most(count: list[int]) -> Fraction:
+    def most(count: tuple[int, ...]) -> Fraction:
         return max(Fraction(load, replicas) for load, replicas in zip(loads, count))
 
-    others = combinations_with_replacement(range(experts), redundant)
-    assert sum(count) == experts + redundant
-    assert most(count) == min(most([1 + extra.count(expert) for expert in range(experts)]) for extra in others)
+    others = [other for other in product(range(1, ranks + 1), repeat=experts) if sum(other) == physical]
+    assert tuple(count) in others
+    assert most(tuple(count)) == min(map(most, others))
 
 
 def test_ties_go_to_the_first() -> None:
@@ -141,7 +237,9 @@ def test_ties_go_to_the_first() -> None:
     assert equal.physical_to_logical_map.tolist() == [[2, 0, 3, 1, 4, 0, 5, 1]]
     assert equal.logical_to_physical_map.tolist() == [[[1, 5], [3, 7], [0, -1], [2, -1], [4, -1], [6, -1]]]
     empty = eplb.plan(torch.zeros(4), num_physical_experts=8, num_ranks=2)
-    assert empty.expert_count.tolist() == [[5, 1, 1, 1]]
+    assert empty.expert_count.tolist() == [[2, 2, 2, 2]]
+    more = eplb.plan(torch.zeros(4), num_physical_experts=10, num_ranks=2)
+    assert more.physical_to_logical_map.view(2, 5).sort().values.tolist() == [[0, 0, 1, 2, 3]] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64, torch.bfloat16])
