@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from deep_ep_py.buffer import Buffer
 from deep_ep_py.core import arguments
 from deep_ep_py.core.arguments import ROW_ALIGNMENT
 from deep_ep_py.eplb.placement import Placement, checked_layer, checked_placement
+
+T = TypeVar("T")
 
 _ROW_BYTES = 1 << 12
 """Shorter than the rows of most models, so that what a Buffer has for those suffices."""
@@ -121,8 +123,15 @@ def send(buffer: Buffer, rows: Tensor, in_rank: Tensor) -> Tensor:
     return received
 
 
-def agree(buffer: Buffer, check: Callable[[], list[Any]]) -> None:
-    """Raise on all ranks unless `check` passes on all of them and returns the same on all.
+def agree(buffer: Buffer, check: Callable[[], tuple[T, list[Any]]]) -> T:
+    """Raise on all ranks unless `check` passes on all of them and finds the same; return its result.
+
+    Parameters
+    ----------
+    buffer : Buffer
+        All of its ranks make this call.
+    check : callable
+        Returns the result, and what must be the same on all ranks.
 
     Raises
     ------
@@ -131,13 +140,14 @@ def agree(buffer: Buffer, check: Callable[[], list[Any]]) -> None:
     ValueError
         Another rank passed other arguments; the message names the ranks.
     """
-    described, failed = attempt(check)
+    checked, failed = attempt(check)
     digest = _INVALID
-    if failed is None:
-        digest = hashlib.blake2b(repr(described).encode(), digest_size=_DIGEST_BYTES).digest()
+    if checked is not None:
+        digest = hashlib.blake2b(repr(checked[1]).encode(), digest_size=_DIGEST_BYTES).digest()
     row = torch.tensor(list(digest), dtype=torch.uint8, device=buffer.device).view(1, -1)
     gathered = send(buffer, row, torch.ones((1, buffer.group_size), dtype=torch.bool)).cpu()
-    if failed is not None:
+    if checked is None:
+        assert failed is not None
         raise failed
     others = [bytes(row.tolist()) for row in gathered]
     if _INVALID in others:
@@ -149,6 +159,7 @@ def agree(buffer: Buffer, check: Callable[[], list[Any]]) -> None:
             f"rank {buffer.rank}: ranks {differing} passed other placements, or tensors of other shapes or types: "
             "expected the same on all ranks"
         )
+    return checked[0]
 
 
 def experts_held(name: str, placement: Placement, layer: int | None, ranks: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,17 +101,16 @@ class Move:
         layer: int | None = None,
     ) -> None:
         self._buffer = buffer_under(buffer)
-        self._steps: list[list[Source]] = []
         self._done = 0
 
-        def check() -> list[object]:
+        def check() -> tuple[tuple[ExpertRows, list[list[Source]]], list[Any]]:
             ranks = self._buffer.group_size
             held = experts_held("old", old, layer, ranks), experts_held("new", new, layer, ranks)
-            self._given = ExpertRows.of("tensors", tensors, len(held[0][0]), self._buffer.device)
-            self._steps = choose_sources(*held, self._buffer._engine.topology.ranks_per_node)
-            return [*held, self._given.described()]
+            given = ExpertRows.of("tensors", tensors, len(held[0][0]), self._buffer.device)
+            steps = choose_sources(*held, self._buffer._engine.topology.ranks_per_node)
+            return (given, steps), [*held, given.described()]
 
-        agree(self._buffer, check)
+        self._given, self._steps = agree(self._buffer, check)
         here = len(self._steps)
         self._moved = [given.new_empty((here, *given.shape[1:])) for given in self._given.tensors]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,13 +38,12 @@ class ReplicaSums:
 
     def __init__(self, buffer: Buffer | ElasticBuffer, placement: Placement, layer: int | None = None) -> None:
         self._buffer = buffer_under(buffer)
-        self._held: list[list[int]] = []
 
-        def check() -> list[object]:
-            self._held = experts_held("placement", placement, layer, self._buffer.group_size)
-            return list(self._held)
+        def check() -> tuple[list[list[int]], list[Any]]:
+            held = experts_held("placement", placement, layer, self._buffer.group_size)
+            return held, [held]
 
-        agree(self._buffer, check)
+        self._held = agree(self._buffer, check)
         replicas = Counter(chain.from_iterable(self._held))
         self._several = {expert for expert, count in replicas.items() if count > 1}
 
@@ -70,8 +70,7 @@ class ReplicaSums:
         """
         rank = self._buffer.rank
         mine = self._held[rank]
-        agree(self._buffer, lambda: self._checked(tensors).described())
-        given = self._checked(tensors)
+        given = agree(self._buffer, lambda: self._checked(tensors))
         sums: dict[int, list[Tensor]] = {}
         for slot in range(len(mine)):
             received = self._exchange(given, slot)
@@ -85,12 +84,12 @@ class ReplicaSums:
             for tensor, total in zip(given.tensors, sums.get(expert, ()), strict=expert in sums):
                 tensor[slot].copy_(total)
 
-    def _checked(self, tensors: Sequence[Tensor]) -> ExpertRows:
+    def _checked(self, tensors: Sequence[Tensor]) -> tuple[ExpertRows, list[Any]]:
         given = ExpertRows.of("tensors", tensors, len(self._held[self._buffer.rank]), self._buffer.device)
         for index, tensor in enumerate(given.tensors):
             if not tensor.is_floating_point():
                 raise TypeError(f"tensors[{index}]: {tensor.dtype}, expected a floating-point type")
-        return given
+        return given, given.described()
 
     def _exchange(self, given: ExpertRows, slot: int) -> Iterator[Tensor]:
         """Send this rank's gradient in a slot to the other ranks that hold the expert; return theirs, by rank."""
