@@ -19,7 +19,8 @@ class RankLoads(NamedTuple):
     rows : torch.Tensor
         float64 [layers, ranks]: rows of each rank, in the unit of the loads.
     max_over_mean : torch.Tensor
-        float64 [layers]: rows of the rank with most over the mean of all ranks; at least 1, and 1 if no rank has rows.
+        float64 [layers]: rows of the rank with most over the mean of all ranks that hold experts; at least 1, and 1 if
+        no rank has rows.
     """
 
     rows: Tensor
@@ -56,9 +57,11 @@ def rank_loads(loads: Tensor, placement: Placement) -> RankLoads:
             f"loads={arguments.describe(loads)}: expected {placement.num_layers} layers of "
             f"{placement.num_logical_experts} logical experts, as in the placement"
         )
-    of_physical = (checked / placement.expert_count).gather(1, placement.physical_to_logical_map)
-    rows = of_physical.view(placement.num_layers, placement.num_ranks, -1).sum(dim=2)
-    most, mean = rows.amax(dim=1), rows.mean(dim=1)
+    held = placement.physical_to_logical_map
+    of_physical = (checked / placement.expert_count).gather(1, held.clamp(min=0)).masked_fill(held < 0, 0)
+    of_ranks = (placement.num_layers, placement.num_ranks, -1)
+    rows = of_physical.view(of_ranks).sum(dim=2)
+    most, mean = rows.amax(dim=1), rows.sum(dim=1) / (held >= 0).view(of_ranks).any(dim=2).sum(dim=1)
     # The mean is rounded, so the mean of equal rows may exceed them.
     return RankLoads(rows, torch.where(mean > 0, most / mean, 1.0).clamp(min=1.0))
 

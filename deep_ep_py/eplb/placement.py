@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,7 @@ class Placement:
     Parameters
     ----------
     physical_to_logical_map : torch.Tensor
-        int64 [layers, physical experts]: the logical expert that each physical expert holds.
+        int64 [layers, physical experts]: the logical expert that each physical expert holds, -1 for none.
     logical_to_physical_map : torch.Tensor
         int64 [layers, logical experts, most replicas]: the physical experts that hold each logical expert. Entries
         from its number of replicas on are -1. The last extent is the highest number of replicas in any layer.
@@ -93,6 +94,48 @@ class Placement:
             logical_to_physical_map=self.logical_to_physical_map.to(device),
             expert_count=self.expert_count.to(device),
         )
+
+    def without(self, ranks: Iterable[int]) -> Placement:
+        """Return this placement without the replicas that some ranks hold, so that no router chooses them.
+
+        All other physical experts keep their ids.
+
+        Parameters
+        ----------
+        ranks : iterable of int
+            The ranks, such as `Buffer.masked_ranks` after a recovery.
+
+        Returns
+        -------
+        Placement
+            On the same device.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The argument is invalid; or an expert has no replica on any other rank, and the message names it.
+        """
+        try:
+            left_out = sorted({arguments.integer("a rank of ranks", rank, 0, self.num_ranks - 1) for rank in [*ranks]})
+        except TypeError:
+            raise TypeError(
+                f"ranks={arguments.describe(ranks)}: expected the ranks to leave out, such as [3]"
+            ) from None
+        held = self.physical_to_logical_map.cpu().view(self.num_layers, self.num_ranks, -1).clone()
+        held[:, left_out] = -1
+        places = self.logical_to_physical_map.cpu()
+        gone = (places < 0) | torch.isin(places // held.shape[2], torch.tensor(left_out, dtype=torch.int64))
+        count = (~gone).sum(dim=2)
+        for layer, missing in enumerate(count == 0):
+            if missing.any():
+                raise ValueError(
+                    f"ranks={left_out}: experts {missing.nonzero().flatten().tolist()} of layer {layer} have no "
+                    "replica on other ranks"
+                )
+        # The replicas that are left come first, in their order.
+        order = gone.to(torch.uint8).argsort(dim=2, stable=True)[..., : int(count.max())]
+        places = places.masked_fill(gone, -1).gather(2, order)
+        return Placement(held.flatten(1), places, count, self.num_ranks).to(self.device)
 
 
 def checked_placement(placement: Placement) -> Placement:

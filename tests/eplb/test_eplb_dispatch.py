@@ -55,3 +55,29 @@ def test_replicas_compute_what_their_experts_would() -> None:
     assert all(result == results[0] for result in results)
     before, after = results[0][0]
     assert after < 1.2 and before > 1.5
+
+
+def test_no_result_is_missing_without_a_lost_rank() -> None:
+    """Every expert has a replica on another rank, which routers choose once the Buffer has recovered."""
+    lost, generator = 2, torch.Generator().manual_seed(1)
+    choices = torch.randint(0, EXPERTS, (RANKS, TOKENS, TOPK), generator=generator)
+    placement = eplb.plan(torch.ones(EXPERTS), num_physical_experts=PHYSICAL, num_ranks=RANKS)
+    assert placement.expert_count.tolist() == [[2] * EXPERTS]
+
+    def on_each_rank(group: Any) -> None:
+        rank, x = group.rank(), torch.full((TOKENS, HIDDEN), float(group.rank() + 1), dtype=torch.bfloat16)
+        with make_buffer(group, SIZES, "peer") as buffer:
+            group.barrier()
+            if rank == lost:
+                return
+            buffer.recover([lost])
+            left = placement.without(buffer.masked_ranks)
+            held = left.physical_to_logical_map.view(RANKS, -1)[rank]
+            topk_idx = eplb.logical_to_physical(choices[rank], left, rank=rank)
+            packed, _, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, TOKENS, PHYSICAL, use_fp8=False)
+            results = packed * (1 + held).view(-1, 1, 1).bfloat16()
+            combined, _, _ = buffer.low_latency_combine(results, topk_idx, torch.ones(TOKENS, TOPK), handle)
+            wanted = (1 + choices[rank]).sum(dim=1, keepdim=True) * (rank + 1)
+            assert torch.equal(combined, wanted.expand(-1, HIDDEN).bfloat16())
+
+    run_ranks(RANKS, on_each_rank, seed=1)

@@ -66,6 +66,37 @@ def test_shares_of_random_choices_are_what_was_predicted(placement: eplb.Placeme
     assert torch.equal(eplb.physical_to_logical(rows, placement, layer=1), loads)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_without_a_rank_the_other_replicas_take_turns(placement: eplb.Placement, layer: int) -> None:
+    """As if the experts had no more; and so loads are predicted and counted."""
+    left = placement.without([0])
+    chosen = eplb.logical_to_physical(torch.arange(EXPERTS).repeat(12, 1), left, rank=0, layer=layer)
+    for expert, places in enumerate(placement.logical_to_physical_map[layer].tolist()):
+        elsewhere = [place for place in places if place >= PHYSICAL // RANKS]
+        assert chosen[:, expert].tolist() == [elsewhere[token % len(elsewhere)] for token in range(12)]
+    counts = chosen.flatten().bincount(minlength=PHYSICAL)
+    assert eplb.physical_to_logical(counts, left, layer).tolist() == [12] * EXPERTS
+    rows, max_over_mean = eplb.rank_loads(torch.full((2, EXPERTS), 12), left)
+    assert rows[layer].tolist() == counts.view(RANKS, -1).sum(dim=1).tolist()
+    assert max_over_mean[layer] == rows[layer].max() / rows[layer, 1:].mean() > 1
+    assert left.without([]).expert_count.tolist() == left.expert_count.tolist()
+    assert (left.physical_to_logical_map.view(2, RANKS, -1) >= 0).all(dim=2).tolist() == [[False, True, True, True]] * 2
+
+
+def test_experts_without_replicas_on_other_ranks_are_named(placement: eplb.Placement) -> None:
+    with pytest.raises(ValueError, match=r"ranks=\[1\]: experts \[4\] of layer 1 have no replica on other ranks"):
+        placement.without([1])
+    with pytest.raises(ValueError, match=r"ranks=\[0, 2\]: experts \[0, 2, 4\] of layer 0 have no replica"):
+        placement.without([0]).without([0, 2])
+    for wrong, error, message in (
+        ([RANKS], ValueError, "a rank of ranks=4: expected 0 to 3"),
+        (1, TypeError, "ranks=1: expected the ranks to leave out, such as"),
+        (["1"], TypeError, r"ranks=\['1'\]: expected the ranks to leave out"),
+    ):
+        with pytest.raises(error, match=message):
+            placement.without(wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (3, 1)])
 def test_no_tokens_and_none_chosen(placement: eplb.Placement, shape: tuple[int, int]) -> None:
     none = torch.full(shape, -1)
