@@ -113,7 +113,7 @@ def send(buffer: Buffer, rows: Tensor, in_rank: Tensor) -> Tensor:
     Returns
     -------
     torch.Tensor
-        uint8 [received rows, bytes], sorted by source rank, then row.
+        uint8 [received rows, bytes], sorted by source rank, then row. None come from ranks that are left out.
     """
     counts = in_rank.sum(dim=0, dtype=torch.int32).to(buffer.device)
     received = buffer.dispatch(
@@ -149,11 +149,12 @@ def agree(buffer: Buffer, check: Callable[[], tuple[T, list[Any]]]) -> T:
     if checked is None:
         assert failed is not None
         raise failed
-    others = [bytes(row.tolist()) for row in gathered]
-    if _INVALID in others:
-        refused = [rank for rank, other in enumerate(others) if other == _INVALID]
+    ranks_left = sorted({*range(buffer.group_size)}.difference(buffer.masked_ranks))
+    others = {rank: bytes(row.tolist()) for rank, row in zip(ranks_left, gathered, strict=True)}
+    refused = [rank for rank, other in others.items() if other == _INVALID]
+    if refused:
         raise ValueError(f"ranks {refused} have refused their arguments: expected valid ones on all ranks")
-    differing = [rank for rank, other in enumerate(others) if other != digest]
+    differing = [rank for rank, other in others.items() if other != digest]
     if differing:
         raise ValueError(
             f"rank {buffer.rank}: ranks {differing} passed other placements, or tensors of other shapes or types: "
@@ -163,9 +164,15 @@ def agree(buffer: Buffer, check: Callable[[], tuple[T, list[Any]]]) -> T:
 
 
 def experts_held(name: str, placement: Placement, layer: int | None, ranks: int) -> list[list[int]]:
-    """Return the logical expert of every physical expert of every rank: [ranks][experts of a rank]."""
+    """Return the logical expert of every physical expert of every rank: [ranks][experts of a rank], -1 for none."""
     checked_placement(placement)
     if placement.num_ranks != ranks:
         raise ValueError(f"{name}: a placement for {placement.num_ranks} ranks, expected {ranks} as the Buffer has")
     held: list[list[int]] = placement.physical_to_logical_map[checked_layer(placement, layer)].view(ranks, -1).tolist()
     return held
+
+
+def on_ranks_left(held: list[list[int]], buffer: Buffer) -> list[list[int]]:
+    """Return the experts of every rank, none for those that the Buffer has left out."""
+    left_out = buffer.masked_ranks
+    return [[-1] * len(experts) if rank in left_out else experts for rank, experts in enumerate(held)]

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.eplb.exchange import ExpertRows, agree, experts_held, send
+from deep_ep_py.eplb.exchange import ExpertRows, agree, experts_held, on_ranks_left, send
 from deep_ep_py.eplb.placement import Placement
 from deep_ep_py.v2.elastic import ElasticBuffer, buffer_under
 
 
 class ReplicaSums:
     """Sums the gradients of replicas.
+
+    Replicas on ranks that the Buffer has left out (`Buffer.recover`) count no longer, even if that came later.
 
     Parameters
     ----------
@@ -40,12 +42,11 @@ class ReplicaSums:
         self._buffer = buffer_under(buffer)
 
         def check() -> tuple[list[list[int]], list[Any]]:
-            held = experts_held("placement", placement, layer, self._buffer.group_size)
+            held = on_ranks_left(experts_held("placement", placement, layer, self._buffer.group_size), self._buffer)
             return held, [held]
 
         self._held = agree(self._buffer, check)
-        replicas = Counter(chain.from_iterable(self._held))
-        self._several = {expert for expert, count in replicas.items() if count > 1}
+        self._several = _held_more_than_once(self._held)
 
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor]) -> None:
@@ -71,6 +72,8 @@ class ReplicaSums:
         rank = self._buffer.rank
         mine = self._held[rank]
         given = agree(self._buffer, lambda: self._checked(tensors))
+        self._held = on_ranks_left(self._held, self._buffer)
+        self._several = _held_more_than_once(self._held)
         sums: dict[int, list[Tensor]] = {}
         for slot in range(len(mine)):
             received = self._exchange(given, slot)
@@ -104,6 +107,12 @@ class ReplicaSums:
         """Return whether a rank needs another rank's gradient in a slot."""
         expert = self._held[source][slot]
         return source != to and expert in self._several and expert in self._held[to]
+
+
+def _held_more_than_once(held: list[list[int]]) -> set[int]:
+    """Return the experts that have several replicas."""
+    replicas = Counter(expert for expert in chain.from_iterable(held) if expert >= 0)
+    return {expert for expert, count in replicas.items() if count > 1}
 
 
 def _add(sums: dict[int, list[Tensor]], expert: int, parts: list[Tensor]) -> None:

@@ -85,6 +85,8 @@ def test_weights_of_a_move_that_has_failed_are_not_returned() -> None:
             move.finish()
         group.barrier()
         buffer.recover()
+        with pytest.raises(deep_ep.DeepEPError, match="has recovered since this move began"):
+            move.finish()
         assert eplb.Move(buffer, [given], old, new).finish()[0].shape == given.shape
 
     run_ranks(RANKS, on_each_rank)
@@ -114,10 +116,12 @@ def test_steps_between_the_calls_of_a_model() -> None:
 def test_sources_are_near_and_share_the_work() -> None:
     old = [[0, 1], [0, 2], [0, 3], [1, 4]]
     steps = choose_sources(old, [[0, 4], [1, 0], [1, 0], [0, 0]], ranks_per_node=2)
-    assert steps[0] == [Source(0, 0), Source(0, 1), Source(3, 0), Source(2, 0)], "its own, then of the node"
-    assert steps[1] == [Source(3, 1), Source(1, 0), Source(2, 0), Source(2, 0)]
+    assert [*steps[0].values()] == [Source(0, 0), Source(0, 1), Source(3, 0), Source(2, 0)], "its own, then of the node"
+    assert [*steps[1].values()] == [Source(3, 1), Source(1, 0), Source(2, 0), Source(2, 0)]
     many = choose_sources([[0], [0], [1], [1]], [[1], [1], [1], [0]], ranks_per_node=4)
-    assert many == [[Source(2, 0), Source(3, 0), Source(2, 0), Source(0, 0)]], "in turn"
+    assert [*many[0].values()] == [Source(2, 0), Source(3, 0), Source(2, 0), Source(0, 0)], "in turn"
+    without = choose_sources([[0], [-1], [1], [0]], [[1], [-1], [1], [0]], ranks_per_node=4)
+    assert without == [{0: Source(2, 0), 2: Source(2, 0), 3: Source(3, 0)}], "a place without an expert has no source"
     with pytest.raises(ValueError, match="expert 9 is in no place"):
         choose_sources(old, [[9, 0]], ranks_per_node=1)
 
