@@ -115,12 +115,7 @@ class Placement:
         TypeError, ValueError
             The argument is invalid; or an expert has no replica on any other rank, and the message names it.
         """
-        try:
-            left_out = sorted({arguments.integer("a rank of ranks", rank, 0, self.num_ranks - 1) for rank in [*ranks]})
-        except TypeError:
-            raise TypeError(
-                f"ranks={arguments.describe(ranks)}: expected the ranks to leave out, such as [3]"
-            ) from None
+        left_out = checked_ranks("ranks", ranks, self.num_ranks)
         held = self.physical_to_logical_map.cpu().view(self.num_layers, self.num_ranks, -1).clone()
         held[:, left_out] = -1
         places = self.logical_to_physical_map.cpu()
@@ -152,3 +147,11 @@ def checked_layer(placement: Placement, layer: int | None) -> int:
             raise ValueError(f"layer=None: expected 0 to {placement.num_layers - 1}, since the placement has several")
         return 0
     return arguments.integer("layer", layer, 0, placement.num_layers - 1)
+
+
+def checked_ranks(name: str, ranks: Iterable[int], num_ranks: int) -> list[int]:
+    """Check the ranks that a caller leaves out, and return them in order, each once."""
+    try:
+        return sorted({arguments.integer(f"a rank of {name}", rank, 0, num_ranks - 1) for rank in [*ranks]})
+    except TypeError:
+        raise TypeError(f"{name}={arguments.describe(ranks)}: expected the ranks to leave out, such as [3]") from None

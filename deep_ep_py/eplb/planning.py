@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,11 +11,17 @@ from torch import Tensor
 from deep_ep_py.core import arguments
 from deep_ep_py.eplb.greedy import Floats, Ints, pack, per_replica, replicate
 from deep_ep_py.eplb.loads import checked_loads
-from deep_ep_py.eplb.placement import Placement
+from deep_ep_py.eplb.placement import Placement, checked_ranks
 
 
 def plan(
-    loads: Tensor, *, num_physical_experts: int, num_ranks: int, num_nodes: int = 1, num_groups: int = 1
+    loads: Tensor,
+    *,
+    num_physical_experts: int,
+    num_ranks: int,
+    num_nodes: int = 1,
+    num_groups: int = 1,
+    masked_ranks: Iterable[int] = (),
 ) -> Placement:
     """Place the replicas of all experts on ranks so that the ranks get equally many tokens.
 
@@ -74,6 +82,10 @@ def plan(
     num_groups : int
         Number of groups of a group-limited router; a divisor of the number of logical experts. Experts of a group are
         consecutive.
+    masked_ranks : iterable of int
+        Ranks that get no experts, such as `Buffer.masked_ranks` after a recovery. Their places keep their ids, and
+        count in `num_physical_experts`; those of the other ranks must suffice for all experts. If there are any, the
+        other ranks count as one node of a single group.
 
     Returns
     -------
@@ -96,11 +108,18 @@ def plan(
     if experts % num_groups:
         raise ValueError(f"num_groups={num_groups}: expected a divisor of the {experts} logical experts")
     arguments.experts(num_physical_experts, num_ranks, "num_physical_experts")
-    if num_physical_experts < experts:
-        raise ValueError(f"num_physical_experts={num_physical_experts}: expected at least {experts}, as in loads")
-    if num_groups % num_nodes:
+    masked = checked_ranks("masked_ranks", masked_ranks, num_ranks)
+    ranks = [rank for rank in range(num_ranks) if rank not in masked]
+    places = num_physical_experts // num_ranks * len(ranks)
+    if places < experts:
+        without = f", of which {places} are on the ranks other than {masked}" if masked else ""
+        raise ValueError(
+            f"num_physical_experts={num_physical_experts}{without}: expected at least {experts}, as in loads"
+        )
+    if masked or num_groups % num_nodes:
         num_groups = num_nodes = 1
-    return _plan(checked.numpy(), num_physical_experts, num_ranks, num_nodes, num_groups)
+    planned = _plan(checked.numpy(), places, len(ranks), num_nodes, num_groups)
+    return _on_ranks(planned, ranks, num_ranks) if masked else planned
 
 
 def _plan(loads: Floats, physical: int, ranks: int, nodes: int, groups: int) -> Placement:
@@ -122,6 +141,16 @@ def _plan(loads: Floats, physical: int, ranks: int, nodes: int, groups: int) -> 
     places = np.full((layers, experts, count.max()), -1, np.int64)
     places[np.arange(layers)[:, None], held, ordinal] = np.arange(physical)
     return Placement(torch.from_numpy(held), torch.from_numpy(places), torch.from_numpy(count), ranks)
+
+
+def _on_ranks(planned: Placement, ranks: list[int], num_ranks: int) -> Placement:
+    """Return a placement in which some ranks have the places of a placement for them alone, and others are empty."""
+    of_rank = planned.num_physical_experts // planned.num_ranks
+    ids = (torch.tensor(ranks)[:, None] * of_rank + torch.arange(of_rank)).flatten()
+    held = torch.full((planned.num_layers, num_ranks * of_rank), -1)
+    held[:, ids] = planned.physical_to_logical_map
+    places = planned.logical_to_physical_map
+    return Placement(held, torch.where(places < 0, -1, ids[places]), planned.expert_count, num_ranks)
 
 
 def _experts_of_nodes(loads: Floats, nodes: int, groups: int) -> Ints:

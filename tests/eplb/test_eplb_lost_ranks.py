@@ -68,7 +68,9 @@ def check_moves(buffer: deep_ep.Buffer, begun: eplb.Move, sums: eplb.ReplicaSums
         with pytest.raises(deep_ep.DeepEPError, match="has recovered since this move began"):
             call()
     tensor = weights(held(OLD, buffer.rank))
-    for old, new in ((OLD, NEW), (NEW, OLD), (OLD.without([LOST]), NEW)):
+    loads = torch.tensor([1.0, 5.0, 1.0, 1.0])
+    planned = eplb.plan(loads, num_physical_experts=8, num_ranks=RANKS, masked_ranks=buffer.masked_ranks)
+    for old, new in ((OLD, NEW), (NEW, OLD), (OLD.without([LOST]), NEW), (NEW, planned), (planned, OLD)):
         (tensor,) = eplb.Move(buffer, [tensor], old, new).finish()
         assert torch.equal(tensor, weights(held(new, buffer.rank)))
 

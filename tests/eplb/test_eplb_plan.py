@@ -230,6 +230,26 @@ def test_no_other_numbers_of_replicas_give_a_lower_maximum(loads: list[int], ran
     assert most(tuple(count)) == min(map(most, others))
 
 
+@pytest.mark.parametrize("masked", [[2], [0, 3]], ids=str)
+def test_masked_ranks_get_no_experts(masked: list[int]) -> None:
+    """The others get what a plan for them alone gives them, and the ids are those of all ranks."""
+    loads = torch.rand(2, 6, generator=torch.Generator().manual_seed(1))
+    numbers = dict(num_nodes=2, num_groups=2, masked_ranks=iter(masked))
+    placement = eplb.plan(loads, num_physical_experts=16, num_ranks=4, **numbers)  # type: ignore[arg-type]
+    left = [rank for rank in range(4) if rank not in masked]
+    alone = eplb.plan(loads, num_physical_experts=4 * len(left), num_ranks=len(left))
+    of_ranks = placement.physical_to_logical_map.view(2, 4, 4)
+    assert torch.equal(of_ranks[:, left].flatten(1), alone.physical_to_logical_map)
+    assert (of_ranks[:, masked] == -1).all()
+    assert torch.equal(placement.expert_count, alone.expert_count)
+    for layer, of_layer in enumerate(placement.logical_to_physical_map.tolist()):
+        for expert, places in enumerate(of_layer):
+            replicas = int(placement.expert_count[layer, expert])
+            assert places[replicas:] == [-1] * (len(places) - replicas)
+            assert [of_ranks[layer].flatten()[place].item() for place in places[:replicas]] == [expert] * replicas
+            assert len(set(places[:replicas])) == replicas
+
+
 def test_ties_go_to_the_first() -> None:
     equal = eplb.plan(torch.ones(6), num_physical_experts=8, num_ranks=4)
     # The redundant replicas, with half the load, are those of experts 0 and 1; they are packed last.
@@ -289,6 +309,10 @@ GOOD: dict[str, Any] = dict(loads=torch.ones(2, 12), num_physical_experts=16, nu
         ({"num_groups": 24}, ValueError, "num_groups=24: expected 1 to 12"),
         ({"num_physical_experts": 20}, ValueError, "num_physical_experts=20: expected a multiple of the 8 ranks"),
         ({"num_physical_experts": 8}, ValueError, "num_physical_experts=8: expected at least 12, as in loads"),
+        ({"masked_ranks": [1, 6, 1, 7]}, ValueError, r"=16, of which 10 are on .* other than \[1, 6, 7\]: .* least 12"),
+        ({"masked_ranks": range(8)}, ValueError, "of which 0 are on"),
+        ({"masked_ranks": [8]}, ValueError, "a rank of masked_ranks=8: expected 0 to 7"),
+        ({"masked_ranks": 1}, TypeError, "masked_ranks=1: expected the ranks to leave out"),
         ({"num_physical_experts": 4096}, ValueError, "num_physical_experts=4096: expected 1 to 2048"),
     ],
 )
