@@ -145,7 +145,7 @@ def agree(buffer: Buffer, check: Callable[[], tuple[T, list[Any]]]) -> T:
     if checked is not None:
         digest = hashlib.blake2b(repr(checked[1]).encode(), digest_size=_DIGEST_BYTES).digest()
     row = torch.tensor(list(digest), dtype=torch.uint8, device=buffer.device).view(1, -1)
-    gathered = send(buffer, row, torch.ones((1, buffer.group_size), dtype=torch.bool)).cpu()
+    gathered = send(buffer, row, torch.ones((1, buffer.group_size), dtype=torch.bool, device="cpu")).cpu()
     if checked is None:
         assert failed is not None
         raise failed

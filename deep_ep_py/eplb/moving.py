@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deep_ep_py.buffer import Buffer
+from deep_ep_py.core.kept import kept
 from deep_ep_py.eplb.exchange import ExpertRows, agree, experts_held, on_ranks_left, send
 from deep_ep_py.eplb.placement import Placement
 from deep_ep_py.errors import DeepEPError
@@ -129,8 +130,12 @@ class Move:
 
         self._given, self._steps = agree(self._buffer, check)
         self._generation, self._done = engine.generation, 0
+        self._moved = self._empty()
+
+    @kept
+    def _empty(self) -> list[Tensor]:
         here = len(self._steps)
-        self._moved = [given.new_zeros((here, *given.shape[1:])) for given in self._given.tensors]
+        return [given.new_zeros((here, *given.shape[1:])) for given in self._given.tensors]
 
     @property
     def remaining(self) -> int:
@@ -162,7 +167,7 @@ class Move:
             slots = sorted({source.slot for to, source in sources.items() if source.rank == rank != to})
             ranks = range(self._buffer.group_size)
             wanted = [[sources.get(to) == (rank, each) and to != rank for to in ranks] for each in slots]
-            in_rank = torch.tensor(wanted, dtype=torch.bool).view(len(slots), len(ranks))
+            in_rank = torch.tensor(wanted, dtype=torch.bool, device="cpu").view(len(slots), len(ranks))
             rows = send(self._buffer, self._given.pack(slots), in_rank.repeat_interleave(self._given.rows, dim=0))
         if mine is not None:
             here = mine.rank == rank

@@ -99,7 +99,7 @@ class ReplicaSums:
         rank, ranks = self._buffer.rank, range(self._buffer.group_size)
         if not any(self._travels(source, slot, to) for source in ranks for to in ranks):
             return iter(())
-        in_rank = torch.tensor([[self._travels(rank, slot, to) for to in ranks]])
+        in_rank = torch.tensor([[self._travels(rank, slot, to) for to in ranks]], device="cpu")
         rows = send(self._buffer, given.pack([slot]), in_rank.expand(given.rows, -1).contiguous())
         return iter(rows.split(given.rows))
 

@@ -151,7 +151,7 @@ class Routes:
             raise ValueError("\n  ".join([_complaint(reaches, one, other, given, machines), *table]))
         own = [names[place] for place in places[rank].tolist()]
         own[rank] = PEER
-        off_diagonal = places[~torch.eye(len(reaches), dtype=torch.bool)]
+        off_diagonal = places[~torch.eye(len(reaches), dtype=torch.bool, device="cpu")]
         networks = {names[place] for place in off_diagonal.unique().tolist()} - {PEER}
         return Routes(tuple(own), tuple(sorted(networks)))
 
@@ -159,7 +159,7 @@ class Routes:
 def _places(reaches: Sequence[Reach]) -> torch.Tensor:
     """Return, for each pair of ranks, the index of their path in the order of preference; past the end if none."""
     ranks, names = len(reaches), reaches[0].names
-    places = torch.full((ranks, ranks), len(names), dtype=torch.int8)
+    places = torch.full((ranks, ranks), len(names), dtype=torch.int8, device="cpu")
     for place in reversed(range(len(names))):
         told = bytearray("".join(reach.rows[place] for reach in reaches).encode())
         reached = torch.frombuffer(told, dtype=torch.uint8).view(ranks, ranks) == ord(_REACHED)

@@ -71,7 +71,8 @@ class MaskSurface:
         arguments.tensor("mask_status", mask_status, torch.int32, (self.group_size,), self.device)
         self._engine.check_usable()
         masked = self.masked_ranks
-        mask_status.copy_(torch.tensor([int(rank in masked) for rank in range(self.group_size)]))
+        status = [int(rank in masked) for rank in range(self.group_size)]
+        mask_status.copy_(torch.tensor(status, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Do nothing if no rank is masked, as far as this one knows; raise otherwise. Local.

@@ -10,6 +10,7 @@ import torch
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.core.kept import kept
 from deep_ep_py.v1.low_latency import LowLatencySurface
 from deep_ep_py.v1.masks import MaskSurface
 
@@ -92,6 +93,7 @@ class V1Surface(LowLatencySurface, MaskSurface):
         """NVSHMEM_QP_DEPTH, or 1024 if it is not set; callers of V1 compare it with their number of tokens."""
         return int(os.environ.get("NVSHMEM_QP_DEPTH", 1024))
 
+    @kept
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> torch.Tensor:

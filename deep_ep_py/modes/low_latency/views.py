@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deep_ep_py.core.events import EventOverlap
+from deep_ep_py.core.kept import kept
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.handles import Origin
 
@@ -72,6 +73,7 @@ class Views:
             raise ValueError("zero_copy=True: expected a call of get_next_low_latency_combine_buffer(handle) first")
         return view
 
+    @kept
     def _new(self, shape: Shape) -> torch.Tensor:
         """Allocate a view, where other ranks can read it if there is room."""
         memory = self._engine.empty(shape, torch.bfloat16)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deep_ep_py.core.kept import kept
 from deep_ep_py.modes.normal.plans import Plan
 from deep_ep_py.session.origin import number_of
 
@@ -121,7 +122,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     def is_token_in_rank(self) -> torch.Tensor:
         """The ranks that tokens go to: bool [tokens, ranks]."""
         if self._in_rank is None:
-            self._in_rank = self.plan.in_rank()
+            self._in_rank = kept(self.plan.in_rank)()
         return self._in_rank
 
     @property
