@@ -52,7 +52,8 @@ class Buffer(V1Surface, NotCopied):
 
     Signatures and return values are those of DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together
     and issue its operations in the same order. Any thread may make calls, one at a time; meanwhile, other threads may
-    wait for events of earlier calls and read `stats`.
+    wait for events of earlier calls and read `stats`. Results have no gradients: an argument that requires one is
+    warned of once, unless gradients are off, as in an autograd function. The ops of `deep_ep_py.ops` have gradients.
 
     Parameters
     ----------

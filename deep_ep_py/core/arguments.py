@@ -10,11 +10,13 @@ import operator
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from deep_ep_py.core.environment import TIMEOUT
+from deep_ep_py.core.logs import log
 from deep_ep_py.core.native import C
 
 if TYPE_CHECKING:
@@ -122,7 +124,20 @@ def with_memory(name: str, value: torch.Tensor) -> torch.Tensor:
         raise TypeError(
             f"{name}={describe(value)}, of type {kind} and without memory: expected a tensor with its own{way}"
         )
+    if value.requires_grad and torch.is_grad_enabled():  # not so inside of ops and autograd functions
+        _say_that_gradients_end(name)
     return value
+
+
+@cache
+def _say_that_gradients_end(name: str) -> None:
+    """Warn once per process and argument: otherwise a router or a layer would silently learn nothing."""
+    log.warning(
+        "%s: it requires a gradient, but the results of a Buffer's calls have none; those of deep_ep_py.ops have, and "
+        "%s.detach() or torch.no_grad() says that none is wanted",
+        name,
+        name,
+    )
 
 
 def shaped(

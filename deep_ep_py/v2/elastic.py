@@ -61,7 +61,8 @@ class ElasticBuffer(OverBuffer, NotCopied):
     """Expert-parallel communication among the ranks of a group, with the interface of DeepEP V2.
 
     Signatures and return values are those of DeepEP's `deep_ep.ElasticBuffer`. A process may have Buffers of both
-    interfaces. All ranks make it together and issue its operations in the same order.
+    interfaces. All ranks make it together and issue its operations in the same order. Results have no gradients, as
+    those of `deep_ep_py.Buffer`.
 
     Rows arrive in an order that depends on nothing but the routing: by source rank, then token. Where V2 reads a clock
     or a counter, this library does not, so `deterministic` changes nothing.

@@ -1,8 +1,10 @@
-"""Buffers and layers in the modes of torch: under inference mode and outside it, with another default device."""
+"""Buffers and layers in the modes of torch: inference mode, another default device, gradients that are tracked."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ import low_latency
 from cases import BY_NAME
 from decode import make_layer, routed
 from deep_ep_py import eplb, moe, ops
+from deep_ep_py.core import arguments
 from deep_ep_py.testing import run_ranks
-from harness import Trial, make_buffer, round_trip
+from harness import Trial, dispatch_arguments, make_buffer, round_trip
 from low_latency import Sizes, Work
 from places import ROOT
 
@@ -190,3 +193,135 @@ def test_everything_with_another_default_device() -> None:
             of_v2(group)
 
     run_ranks(2, on_each_rank, seed=1)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """Return what returns the warnings of gradients, as if nothing had been said in this process."""
+    arguments._say_that_gradients_end.cache_clear()
+    yield lambda: [line for line in caplog.messages if "gradient" in line]
+    arguments._say_that_gradients_end.cache_clear()
+
+
+def leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_()
+
+
+def dispatches(buffer: deep_ep.Buffer, **options: Any) -> Any:
+    return buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank, **options))
+
+
+def combines(buffer: deep_ep.Buffer, **options: Any) -> None:
+    with torch.no_grad():
+        got = dispatches(buffer)
+        rows = got.recv_x.clone()
+    buffer.combine(**{"x": rows, "handle": got.handle, **options})
+
+
+def low_latency_combines(buffer: deep_ep.Buffer, weights: torch.Tensor) -> None:
+    handle = low_latency.dispatch(buffer, WORK)[2]
+    buffer.low_latency_combine(WORK.results[buffer.rank], WORK.topk_idx[buffer.rank], weights, handle)
+
+
+NORMAL = {
+    "dispatch x": ("x", lambda b: dispatches(b, x=leaf(TRIAL.work.x[b.rank]))),
+    "dispatch topk_weights": (
+        "topk_weights",
+        lambda b: dispatches(b, topk_weights=leaf(TRIAL.work.topk_weights[b.rank]) * 2),
+    ),
+    "dispatch scales": (r"x\[1\]", lambda b: dispatches(b, x=scaled(b.rank))),
+    "cached dispatch": ("x", lambda b: b.dispatch(leaf(TRIAL.work.x[b.rank]), handle=dispatches(b).handle)),
+    "combine x": ("x", lambda b: combines(b, x=leaf(dispatches(b).recv_x))),
+    "combine bias": ("bias", lambda b: combines(b, bias=leaf(TRIAL.work.x[b.rank]))),
+}
+LOW_LATENCY = {
+    "dispatch": (
+        "x",
+        lambda b: b.low_latency_dispatch(
+            leaf(WORK.x[b.rank]), WORK.topk_idx[b.rank], SIZES.max_tokens, SIZES.experts, use_fp8=False
+        ),
+    ),
+    "combine": ("topk_weights", lambda b: low_latency_combines(b, leaf(WORK.weights[b.rank]))),
+}
+
+
+def scaled(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = TRIAL.work.x[rank]
+    return rows.to(torch.float8_e4m3fn), torch.ones(len(rows), 1, requires_grad=True)
+
+
+@pytest.mark.parametrize("call", [*(("normal", name) for name in NORMAL), *(("low", name) for name in LOW_LATENCY)])
+def test_a_call_that_ends_gradients_says_so_once(call: tuple[str, str], said: Callable[[], list[str]]) -> None:
+    mode, name = call
+    argument, make = (NORMAL if mode == "normal" else LOW_LATENCY)[name]
+
+    def on_each_rank(group: Any, tracked: bool) -> None:
+        made = make_buffer(group, TRIAL.case, "peer") if mode == "normal" else None
+        with made or low_latency.make_buffer(group, SIZES, "peer") as buffer, torch.set_grad_enabled(tracked):
+            for _ in range(2):
+                make(buffer)
+
+    run_ranks(2, on_each_rank, False, seed=1)
+    assert not said(), "without gradients there is nothing to say"
+    run_ranks(2, on_each_rank, True, seed=1)
+    (line,) = said()
+    assert re.match(rf"{argument}: .*deep_ep_py\.ops", line), line
+
+
+def test_a_call_of_v2_that_ends_gradients_says_so(said: Callable[[], list[str]]) -> None:
+    def on_each_rank(group: Any, what: str) -> None:
+        rank = group.rank()
+        given = {"x": WORK.x[rank], "topk_weights": WORK.weights[rank]}
+        if what in given:
+            given[what] = leaf(given[what])
+        with deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=8, hidden=128, num_topk=2) as buffer:
+            got = buffer.dispatch(**given, topk_idx=WORK.topk_idx[rank], num_experts=SIZES.experts)
+            buffer.combine(leaf(got.recv_x) if what == "combine" else got.recv_x, got.handle)
+
+    for what in ("x", "topk_weights", "combine"):
+        arguments._say_that_gradients_end.cache_clear()
+        before = len(said())
+        run_ranks(2, on_each_rank, what, seed=1)
+        assert len(said()) == before + 1, what
+
+
+def test_ops_and_autograd_functions_end_no_gradients(said: Callable[[], list[str]]) -> None:
+    """What they pass to a Buffer may require gradients, which they return."""
+
+    class Dispatch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, buffer: deep_ep.Buffer) -> torch.Tensor:
+            assert x.requires_grad
+            ctx.buffer, got = buffer, dispatches(buffer, x=x)
+            ctx.handle = got.handle
+            return got.recv_x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return ctx.buffer.combine(gradient.contiguous(), ctx.handle).combined_x, None
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, TRIAL.case, "peer") as buffer:
+            work, rank = TRIAL.work, buffer.rank
+            name = ops.register(buffer, f"gradients of rank {rank}")
+            x, weights = leaf(work.x[rank]), leaf(work.topk_weights[rank])
+            Dispatch.apply(x, buffer).float().sum().backward()
+            given = (x, work.topk_idx[rank], weights, work.num_experts, name)
+            for got in (ops.dispatch(*given), ops.dispatch(*given, num_worst_tokens=64)):
+                again = ops.dispatch_again(x, got.routes, name)
+                (ops.combine(got.x + again, got.routes, name).float().sum() + got.topk_weights.sum()).backward()
+            expanded = ops.dispatch_expanded(*given)
+            out = ops.combine_expanded(expanded.x, expanded.routes, name)
+            (out.float().sum() + expanded.topk_weights.sum()).backward()
+            assert x.grad.any() and weights.grad.any()
+        with low_latency.make_buffer(group, SIZES, "peer") as buffer:
+            name = ops.register(buffer, f"no gradients of rank {rank}")
+            x, topk_idx, weights = leaf(WORK.x[rank]), WORK.topk_idx[rank], leaf(WORK.weights[rank])
+            got = ops.low_latency_dispatch(x, topk_idx, SIZES.max_tokens, SIZES.experts, name)
+            ops.low_latency_combine(got.x, topk_idx, weights, got.routes, name)
+
+    run_ranks(2, on_each_rank, seed=1)
+    assert not said()

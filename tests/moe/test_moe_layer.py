@@ -174,3 +174,4 @@ def test_compiled_in_one_piece(workers: Path, backend: str, tmp_path: Path, monk
     done = forked(workers / "compiled_layer.py", 2, backend)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"rank {rank} is done" in done.stdout for rank in range(2)), done.stdout
+    assert "requires a gradient" not in done.stderr, "compiled ops pass gradients on"
