@@ -142,12 +142,17 @@ class Buffer(V1Surface, NotCopied):
         `fabric`); see `docs/cluster.md`. Such a heap does not grow, so `arena_bytes` is the limit, by default 64 MiB,
         and the Buffer cannot `recover`. Default: "nvshmem" if ranks are on several machines, no fabric is named, and
         all machines have nvshmem4py, a ConnectX and NVSHMEM_IB_ENABLE_IBGDA=1.
+    **others
+        Refused by name, on all ranks.
 
     Raises
     ------
     TypeError, ValueError
-        The message names the argument. If one rank raises, all do. Also raised if ranks disagree about an argument that
-        must be the same, or if two ranks have no path between them; the message then has a table of all paths.
+        The message names the argument. If one rank raises, all do, and name that rank; but a rank without a group has
+        no way to tell the others. Also raised if ranks disagree about an argument that must be the same, or if two
+        ranks have no path between them; the message then has a table of all paths.
+    DeepEPError
+        A rank's memory, threads or sockets do not suffice. All ranks raise it.
     """
 
     def __init__(
@@ -177,6 +182,7 @@ class Buffer(V1Surface, NotCopied):
         once_per_node: bool | None = None,
         forward_sms: int = 0,
         heap: str | None = None,
+        **others: Any,
     ) -> None:
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
             # The call passed all arguments up to the communicator by position, in the order without `use_fabric`.
@@ -188,6 +194,7 @@ class Buffer(V1Surface, NotCopied):
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
 
         def find_device() -> Device:
+            arguments.none_besides(others)
             for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
                 if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
                     raise ValueError(f"{name}={size}: expected a multiple of 128")
@@ -271,11 +278,11 @@ class Buffer(V1Surface, NotCopied):
             self._recordings = start_if_asked(self._engine)
             for recording in self._recordings:
                 finalize(self, recording.end_quietly)
-        except BaseException:
+        except BaseException as error:
             if symmetric is not None:
                 symmetric.leave()
             if isinstance(connected, Connections):
-                connected.close()
+                connected.leave(error)
             raise
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from deep_ep_py.bootstrap.far_meeting import FarMeeting, Met, Place
 from deep_ep_py.bootstrap.handshake import Meeting, PeerGone, PeersLate
 from deep_ep_py.bootstrap.silence import silent_text, unheard_text
+from deep_ep_py.bootstrap.together import told_of
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
 
@@ -81,8 +82,19 @@ class Connections:
         # Messages of exchanges that this rank has not come to yet.
         self._early: dict[int, deque[tuple[bytes, list[int]]]] = defaultdict(deque)
         self._notes: dict[int, Any] = {}
+        self._why_left: tuple[int, str, bool] | None = None  # the first rank that failed before, and what it has told
         self._handed: dict[int, int] = defaultdict(int)  # by rank: the end of what it has received of this heap
         _all.add(self)
+
+    def leave(self, failed: BaseException) -> None:
+        """Tell the other ranks why this one leaves, and close. If another rank has failed first, they are told that."""
+        why = (self.rank, *told_of(failed)) if self._why_left is None else self._why_left
+        message = _note({"left": why})
+        self._tell(message)
+        for rank in self._addresses:
+            if self.mesh is not None and rank not in self._dropped:
+                self.mesh.send(rank, message)
+        self.close()
 
     def close(self) -> None:
         """Close all connections, which tells the others that this rank has left. Calls after the first do nothing."""
@@ -224,7 +236,9 @@ class Connections:
 
     def leave_note(self, value: dict[str, Any]) -> None:
         """Send values to every other rank on this machine, for its `notes`. Never waits: a rank may miss them."""
-        message = _NOTE + json.dumps(value).encode()
+        self._tell(_note(value))
+
+    def _tell(self, message: bytes) -> None:
         for connection in list(self._outgoing.values()):  # another thread may close the connections
             with suppress(OSError):  # the rank has ended
                 _send_to(connection, message, [])
@@ -241,7 +255,7 @@ class Connections:
 
     def _take_in(self, rank: int, connection: socket.socket) -> None:
         with suppress(OSError):  # there are no more messages
-            while not self._early[rank]:
+            while True:
                 message, descriptors = _receive_from(connection)
                 if not message:
                     return  # the rank has ended
@@ -303,6 +317,8 @@ class Connections:
             for rank in sorted(far_missing):
                 ended = self._connected.state(rank) != C.Mesh.State.HEARD  # read before its last message is
                 if (told := self._connected.receive(rank)) is not None:
+                    if self._keep(rank, told, []):
+                        continue
                     far_missing.discard(rank)
                     yield rank, told, []
                 elif ended:
@@ -395,7 +411,13 @@ class Connections:
         raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
 
     def _raise_gone(self, rank: int, how: str = "has closed the Buffer") -> NoReturn:
-        """Raise with the cause: a rank may have closed the Buffer because another rank's process has died."""
+        """Raise with the cause: a rank may have closed the Buffer because another rank's process has died.
+
+        A rank that could not make the Buffer has told why, as the same exception that it has raised itself.
+        """
+        if told := next((note["left"] for note in self.notes().values() if "left" in note), None):
+            self._why_left = (origin, why, by_argument) = (int(told[0]), str(told[1]), bool(told[2]))
+            raise (ValueError if by_argument else DeepEPError)(f"rank {origin}: {why}")
         state = C.Mesh.State.HEARD if self.mesh is None else self.mesh.state(rank)
         if state == C.Mesh.State.SILENT:
             raise DeepEPError(f"rank {self.rank}: {silent_text(rank, self.process_of(rank))}")
@@ -432,6 +454,10 @@ class Connections:
             for descriptor in opened.values():
                 os.close(descriptor)
         return sorted(died), unknown
+
+
+def _note(value: dict[str, Any]) -> bytes:
+    return _NOTE + json.dumps(value).encode()
 
 
 # Sockets of ranks that have met never block: a caller that wants to wait polls. `socket.send_fds` and `socket.recv_fds`

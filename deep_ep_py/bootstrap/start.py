@@ -82,8 +82,8 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
                 connections.meet(listener, dict(enumerate(names)), secret)
             else:
                 _connect_machines(bootstrap, connections, listener, {rank: names[rank] for rank in near}, secret)
-        except BaseException:
-            connections.close()
+        except BaseException as error:
+            connections.leave(error)
             raise
     return connections
 

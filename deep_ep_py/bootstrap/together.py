@@ -20,7 +20,7 @@ def attempt(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def told_of(failed: Exception | None) -> Told:
+def told_of(failed: BaseException | None) -> Told:
     """Return what the other ranks are told."""
     if failed is None:
         return "", False

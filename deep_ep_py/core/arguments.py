@@ -9,7 +9,7 @@ import numbers
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -271,6 +271,13 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, int) or value not in (0, 1):
         raise TypeError(f"{name}={describe(value)}: expected a bool")
     return bool(value)
+
+
+def none_besides(given: Iterable[str], known: Collection[str] = ()) -> None:
+    """Check the names of keyword arguments where Python's own check would raise on the calling rank alone."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{name}: expected no argument of this name")
 
 
 def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ _REFUSED = {
     "timeout": "which num_gpu_timeout_secs determines",
 }
 """Arguments of `deep_ep_py.Buffer` that `ElasticBuffer` does not take, and why."""
+_OPTIONS = frozenset(inspect.signature(Buffer).parameters) - {"others"}
 _NVLINK_GBS = {8: 300.0, 9: 450.0, 10: 900.0}
 """NVLink bandwidth of a GPU per direction, by the major number of its compute capability, as NVIDIA publishes it."""
 _NOT_OFFERED = {
@@ -166,6 +168,7 @@ class ElasticBuffer(OverBuffer, NotCopied):
             arguments.timeout("num_gpu_timeout_secs", num_gpu_timeout_secs)
             if arguments.integer("num_cpu_bytes", num_cpu_bytes, 0, arguments.MAX_BYTES):
                 raise ValueError(f"num_cpu_bytes={num_cpu_bytes}: expected 0, since Engram is not offered")
+            arguments.none_besides(options, _OPTIONS)
             for name, reason in _REFUSED.items():
                 if options.get(name):
                     raise ValueError(f"{name}={arguments.describe(options[name])}: expected none, {reason}")
@@ -197,6 +200,7 @@ class ElasticBuffer(OverBuffer, NotCopied):
         self.deterministic, self.allow_hybrid_mode = bool(deterministic), bool(allow_hybrid_mode)
         self.allow_multiple_reduction = bool(allow_multiple_reduction)
         self.prefer_overlap_with_compute = bool(prefer_overlap_with_compute)
+        options = {name: value for name, value in options.items() if name not in _REFUSED}
         if not self.allow_hybrid_mode:
             options["hops"] = 1
         self._hidden = hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import re
 import resource
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from deep_ep_py import DeepEPError
+from deep_ep_py.bootstrap import start
 from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.start import connect
 
@@ -32,18 +34,20 @@ class Meeting:
 
     in_process = False
 
-    def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
+    def __init__(self, rank: int, values: dict[tuple[int, int], Any], barrier: threading.Barrier) -> None:
         self.rank, self.size, self._values, self._barrier = rank, RANKS, values, barrier
+        self._turn = 0
 
     def all_gather(self, value: Any) -> list[Any]:
-        self._values[self.rank] = value
+        self._turn += 1
+        self._values[self._turn, self.rank] = value
         self._barrier.wait()
-        return [*self._values]
+        return [self._values[self._turn, rank] for rank in range(RANKS)]
 
 
 def make_connections(meanwhile: Callable[[], Any] | None = None) -> list[Connections]:
     """Let the ranks meet; `meanwhile` is called when all of them listen and none has connected."""
-    values, barrier = [None] * RANKS, threading.Barrier(RANKS, meanwhile)
+    values, barrier = dict[tuple[int, int], Any](), threading.Barrier(RANKS, meanwhile)
     with ThreadPoolExecutor(RANKS) as threads:
         met = list(threads.map(lambda rank: connect(Meeting(rank, values, barrier)), range(RANKS)))
     return [one for one in met if isinstance(one, Connections)]
@@ -96,6 +100,47 @@ def take(reader: Connections, number: int) -> None:
     piece, _ = reader.next_piece(0)
     assert piece == (number * PIECE + PIECE, PIECE)
     reader.drop_piece(0)
+
+
+WHY = "a heap of 8 bytes cannot be allocated"
+
+
+@pytest.mark.parametrize(
+    ("failed", "raised"), [(DeepEPError(WHY), DeepEPError), (TypeError(WHY), ValueError), (MemoryError(), DeepEPError)]
+)
+def test_a_rank_that_leaves_tells_the_others_why(
+    ranks: list[Connections], failed: Exception, raised: type[Exception]
+) -> None:
+    """The last one hears it also from a rank that leaves for this reason."""
+    check_told(ranks, failed, raised)
+
+
+@pytest.mark.parametrize("machines", [(0, 1, 2), (0, 0, 1), (0, 1, 0), (0, 1, 1)])
+def test_a_rank_that_leaves_tells_ranks_on_other_machines_why(
+    machines: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = threading.local()
+    monkeypatch.setattr(start, "machine_name", lambda: f"machine {machines[own.rank]}")
+    monkeypatch.setenv("DEEP_EP_ADDRESS", "127.0.0.1")
+    values, barrier = dict[tuple[int, int], Any](), threading.Barrier(RANKS)
+
+    def meet(rank: int) -> Connections:
+        own.rank = rank
+        return connect(Meeting(rank, values, barrier))
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        check_told(list(threads.map(meet, range(RANKS))), DeepEPError(WHY), DeepEPError)
+
+
+def check_told(ranks: list[Connections], failed: Exception, raised: type[Exception]) -> None:
+    said = f"^rank 1: {re.escape(str(failed) or repr(failed))}$"
+    ranks[1].leave(failed)
+    with pytest.raises(raised, match=said) as info:
+        ranks[0].all_gather(None)
+    ranks[0].leave(info.value)
+    with pytest.raises(raised, match=said):
+        ranks[2].all_gather(None)
+    ranks[2].close()
 
 
 @pytest.mark.timeout(60)

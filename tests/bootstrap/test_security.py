@@ -185,18 +185,12 @@ class Apart:
         self._patch.setattr(module, name, lambda: values[self._local.rank])
 
     def connect(self) -> list[Connections | Exception]:
-        values, barrier = [None] * RANKS, threading.Barrier(RANKS)
-
-        class TwoMeetings(Meeting):
-            def all_gather(self, value: Any) -> list[Any]:
-                gathered = super().all_gather(value)
-                barrier.wait(20)  # no rank may begin another exchange before all have read this one
-                return gathered
+        values, barrier = dict[tuple[int, int], Any](), threading.Barrier(RANKS)
 
         def run(rank: int) -> Any:
             self._local.rank = rank
             try:
-                return start.connect(TwoMeetings(rank, values, barrier))
+                return start.connect(Meeting(rank, values, barrier))
             except Exception as error:
                 return error
 

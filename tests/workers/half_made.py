@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from harness import Trial, dispatch_arguments, round_trip
 
 def make(**options: Any) -> deep_ep.Buffer:
     return deep_ep.Buffer(dist.group.WORLD, 1 << 20, arena_bytes=1 << 20, timeout=20.0, **options)
+
+
+def make_elastic(**options: Any) -> deep_ep.ElasticBuffer:
+    return deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8, hidden=64, **options)
 
 
 def check(buffer: deep_ep.Buffer) -> None:
@@ -71,6 +76,28 @@ def a_wrong_argument(rank: int) -> None:
         deep_ep.Buffer(dist.group.WORLD, 100 if rank == 1 else 1 << 20)
 
 
+def no_memory_for_it(rank: int) -> None:
+    """The system refuses this rank's heap, after the others have begun to wait for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))  # also of a file in memory
+    try:
+        refused = r"a heap of \d+ bytes .* cannot be allocated"
+        with pytest.raises(deep_ep.DeepEPError, match=refused if rank else f"^rank 1: {refused}"):
+            make()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def a_keyword_that_nothing_has(rank: int) -> None:
+    """Python itself would raise on this rank alone."""
+    said = "num_rdma_byte: expected no argument of this name"
+    given = {"num_rdma_byte": 0} if rank == 1 else {}
+    for make_one in (make, make_elastic):
+        with pytest.raises(TypeError if rank else ValueError, match=said if rank else f"^rank 1: {said}"):
+            make_one(**given)
+
+
 def different_calls(rank: int) -> None:
     """Both ranks' errors say what differs, and an exchange that one of them has begun early is not lost."""
     case = Case("different", 2, 20, hidden=128 if rank else 264, topk=2, experts=4)
@@ -95,7 +122,16 @@ def many_recoveries(rank: int) -> None:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    for fail in (a_wrong_argument, another_user, another_version, different_calls, many_recoveries, no_thread_for_it):
+    for fail in (
+        a_wrong_argument,
+        a_keyword_that_nothing_has,
+        another_user,
+        another_version,
+        no_memory_for_it,
+        different_calls,
+        many_recoveries,
+        no_thread_for_it,
+    ):
         fail(dist.get_rank())
         dist.barrier()
         with make() as buffer:
