@@ -82,7 +82,8 @@ class ElasticBuffer(OverBuffer, NotCopied):
     num_max_tokens_per_rank : int
         Maximum number of tokens per rank: the default for dispatches that do not specify one.
     hidden, num_topk, use_fp8_dispatch
-        Elements of a token, experts per token (0: up to 32), and whether rows are FP8. They determine `num_bytes`.
+        Elements of a token, experts per token (0: up to 32), and whether rows are FP8. They determine `num_bytes`, or
+        if that is given, how many of these bytes are for rows in transit.
     deterministic : bool
         No effect: results are always the same on every run.
     allow_hybrid_mode : bool
@@ -178,7 +179,8 @@ class ElasticBuffer(OverBuffer, NotCopied):
             if num_bytes is None and not num_max_tokens_per_rank and not hidden:
                 raise ValueError("num_bytes=None: expected bytes, or num_max_tokens_per_rank and hidden")
             if hidden or num_bytes is None:
-                settings = Settings(bootstrap.size, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch).check()
+                settings = Settings(bootstrap.size, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch)
+                settings.check(least_tokens=1 if num_bytes is None else 0)  # bytes that are given need no bound
             wanted = settings.bytes if num_bytes is None and settings is not None else num_bytes
             size = arguments.integer("num_bytes", wanted, ALIGNMENT, arguments.MAX_BYTES)
             if size % ALIGNMENT:

@@ -28,7 +28,7 @@ class Settings:
     ranks
         Number of ranks.
     max_tokens
-        Maximum number of tokens per rank.
+        Maximum number of tokens per rank, on which `bytes` depend; 0: not known.
     hidden
         Elements of a token.
     topk
@@ -43,9 +43,9 @@ class Settings:
     topk: int = 0
     fp8: bool = False
 
-    def check(self) -> Settings:
+    def check(self, least_tokens: int = 1) -> Settings:
         """Raise a TypeError or a ValueError that names the argument unless all of them are usable."""
-        arguments.integer("num_max_tokens_per_rank", self.max_tokens, 1, arguments.MAX_TOKENS)
+        arguments.integer("num_max_tokens_per_rank", self.max_tokens, least_tokens, arguments.MAX_TOKENS)
         arguments.integer("hidden", self.hidden, 1, arguments.MAX_ROW_BYTES // 2)
         arguments.integer("num_topk", self.topk, 0, arguments.MAX_TOPK)
         arguments.flag("use_fp8_dispatch", self.fp8)

@@ -54,6 +54,29 @@ def test_constructor(options: dict[str, Any], why: str) -> None:
         alone(**options)
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden": 128},
+        {"hidden": 128, "num_topk": 2, "use_fp8_dispatch": True},
+        {"num_max_tokens_per_rank": 8},
+        {"timeout": None, "num_nvl_bytes": 0, "num_qps_per_rank": 0},
+    ],
+)
+def test_bytes_with_some_of_the_sizes(options: dict[str, Any]) -> None:
+    """The bytes given suffice; `hidden` says how many of them are for rows in transit."""
+
+    def on_each_rank(group: Any) -> None:
+        x, ids = torch.ones(3, 128).bfloat16(), torch.tensor([[0, 1], [1, -1], [0, -1]])
+        with deep_ep.ElasticBuffer(group, num_bytes=8 * MIB, **options) as buffer:
+            assert buffer.num_max_tokens_per_rank == options.get("num_max_tokens_per_rank", 0)
+            got = buffer.dispatch(x, topk_idx=ids, num_experts=2, num_max_tokens_per_rank=3)
+            assert torch.equal(buffer.combine(got.recv_x, got.handle).combined_x, x)
+
+    run_ranks(1, on_each_rank)
+
+
 def test_an_argument_of_one_rank_is_told_to_all() -> None:
     def on_each_rank(group: Any) -> str:
         with pytest.raises(ValueError, match="hidden=0: expected 1 to") as info:
