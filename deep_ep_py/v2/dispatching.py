@@ -79,10 +79,11 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
 
     max_rows = ranks * max_tokens
     max_expanded = max_expanded_rows(max_rows, topk, here, alignment)
-    if not host_waits and max(max_rows, max_expanded if given.expands else 0) > arguments.MAX_ROWS:
+    if not host_waits and max_expanded > arguments.MAX_ROWS:  # which also bounds the running sums
         raise ValueError(
-            f"num_max_tokens_per_rank={max_tokens}: expected at most {arguments.MAX_ROWS} rows without a host wait, "
-            f"they may be {max(max_rows, max_expanded)}"
+            f"num_max_tokens_per_rank={max_tokens}, expert_alignment={alignment}: expected at most "
+            f"{arguments.MAX_ROWS} rows of all local experts, rounded up, without a host wait, they may be "
+            f"{max_expanded}"
         )
 
     with layout.counting(engine, topk_idx, experts, streams) as counted:

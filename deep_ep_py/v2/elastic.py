@@ -403,7 +403,7 @@ class ElasticBuffer(OverBuffer, NotCopied):
             Most tokens of a rank, the same on all. Default: the handle's, otherwise the Buffer's.
         expert_alignment : int, optional
             Counts of rows per expert, and in the expanded layout the rows themselves, are rounded up to a multiple of
-            this. Default: the handle's, otherwise 1.
+            this. Those of all local experts together may be at most 2**31 - 1. Default: the handle's, otherwise 1.
         num_sms : int
             Thread blocks; 0: as many as the device's rates call for.
         num_qps : int

@@ -77,6 +77,31 @@ def test_bytes_with_some_of_the_sizes(options: dict[str, Any]) -> None:
     run_ranks(1, on_each_rank)
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("how", [{}, {"do_expand": True}, {"do_cpu_sync": False}])
+def test_running_sums_that_do_not_fit_into_32_bits(how: dict[str, bool]) -> None:
+    """Padded to the largest alignment, a row for each of the most experts is one more than fits."""
+    topk, experts, alignment = arguments.MAX_TOPK, arguments.MAX_EXPERTS, arguments.MAX_ALIGNMENT
+    assert experts * alignment == arguments.MAX_ROWS + 1
+    ids = torch.arange(experts).view(-1, topk)
+    x = torch.zeros(len(ids), 8, dtype=torch.bfloat16)
+    # Without a host wait, any token may choose any experts.
+    why = "expert_alignment=1048576: expected .* of all local experts, rounded up, "
+
+    def on_each_rank(group: Any) -> None:
+        for fewer, refused in ((0, True), (1, False)):
+            with deep_ep.ElasticBuffer(group, num_max_tokens_per_rank=len(ids), hidden=8) as buffer:
+                given: dict[str, Any] = {"topk_idx": ids.where(ids >= fewer, -1), "num_experts": experts, **how}
+                if refused or "do_cpu_sync" in how:
+                    with pytest.raises(ValueError, match=why):
+                        buffer.dispatch(x, expert_alignment=alignment, **given)
+                elif not how:
+                    got = buffer.dispatch(x, expert_alignment=alignment, **given)
+                    assert got.handle.psum_num_recv_tokens_per_expert[-1] == (experts - fewer) * alignment
+
+    run_ranks(1, on_each_rank)
+
+
 def test_an_argument_of_one_rank_is_told_to_all() -> None:
     def on_each_rank(group: Any) -> str:
         with pytest.raises(ValueError, match="hidden=0: expected 1 to") as info:
@@ -131,15 +156,21 @@ def test_dispatch() -> None:
 
 
 def test_more_rows_than_can_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "MAX_ROWS", 40)
+    """Without a host wait. Also without the expanded layout, since running sums of the experts' rows are stored."""
 
-    def on_each_rank(group: Any) -> None:
+    def on_each_rank(group: Any, most: int) -> None:
         with TRIAL.make_buffer(group, "peer") as buffer:
             rank = buffer.rank_idx
-            refused(buffer, rank, "expected at most 40 rows without a host wait", do_expand=True, do_cpu_sync=False)
-            TRIAL.check(rank, TRIAL.dispatch(buffer, rank, do_cpu_sync=False), expanded=False, exact=False)
+            for expands in (False, True):
+                how = {"do_expand": expands, "do_cpu_sync": False}
+                if most < 48:
+                    refused(buffer, rank, f"expected at most {most} rows .*, they may be 48", **how)
+                else:
+                    TRIAL.check(rank, TRIAL.dispatch(buffer, rank, **how), expanded=expands, exact=False)
 
-    run_ranks(2, on_each_rank)
+    for most in (47, 48):
+        monkeypatch.setattr(arguments, "MAX_ROWS", most)
+        run_ranks(2, on_each_rank, most)
 
 
 def test_with_a_handle() -> None:

@@ -283,7 +283,13 @@ class PendingDispatch(_Pending):
         if self.given.num_worst_tokens or self.handle is not None:
             return []
         align = self.given.expert_alignment
-        return [(rows + align - 1) // align * align for rows in C.normal.rows_per_expert(self.call)]
+        counts = [(rows + align - 1) // align * align for rows in C.normal.rows_per_expert(self.call)]
+        if self.given.counts is not None and sum(counts) > arguments.MAX_ROWS:  # kernels have stored their running sums
+            raise ValueError(
+                f"expert_alignment={align}: expected less, since the rows of all local experts, rounded up, are "
+                f"{sum(counts)}, more than the {arguments.MAX_ROWS} that running sums count to"
+            )
+        return counts
 
     def _count(self) -> int:
         """Return the number of rows of the outputs, once it is known."""
