@@ -24,7 +24,6 @@ from deep_ep_py.v2.domains import get_logical_domain_size, get_physical_domain_s
 from deep_ep_py.v2.elastic import ElasticBuffer
 from deep_ep_py.v2.handle import EPHandle
 
-__path__ += absent.__path__
 topk_idx_t = torch.int64
 _IMPORTED_ON_ACCESS = frozenset({"eplb", "moe", "ops", "testing"})
 _configure_logs()

@@ -20,7 +20,6 @@ from .buffer import Buffer
 from .elastic import ElasticBuffer
 from .names import take_names
 
-__path__ += absent.__path__
 __version__ = f"1.2.1+deep_ep_py.{deep_ep_py.__version__}"
 
 __all__ = [

@@ -59,7 +59,23 @@ _NOT_OFFERED = {
 }
 
 
-class ElasticBuffer(OverBuffer, NotCopied):
+def _missing(of: str, name: str, where: Any) -> AttributeError:
+    """Return the exception for an attribute that there is not, with the reason if V2 has it."""
+    what = next((what for prefix, what in _NOT_OFFERED.items() if name.removeprefix("get_").startswith(prefix)), None)
+    reason = "" if what is None else f": not offered are {what}"
+    return AttributeError(f"{of} has no attribute {name!r}{reason}", name=name, obj=where)
+
+
+class _SaysWhatIsMissing(type):
+    """The class of `ElasticBuffer`: some of V2's methods are static."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise _missing(f"type object {cls.__name__!r}", name, cls)
+
+
+class ElasticBuffer(OverBuffer, NotCopied, metaclass=_SaysWhatIsMissing):
     """Expert-parallel communication among the ranks of a group, with the interface of DeepEP V2.
 
     Signatures and return values are those of DeepEP's `deep_ep.ElasticBuffer`. A process may have Buffers of both
@@ -233,11 +249,7 @@ class ElasticBuffer(OverBuffer, NotCopied):
     if not TYPE_CHECKING:  # to a type checker, this would make every name an attribute
 
         def __getattr__(self, name: str) -> Any:
-            what = next(
-                (what for prefix, what in _NOT_OFFERED.items() if name.removeprefix("get_").startswith(prefix)), None
-            )
-            reason = "" if what is None else f": not offered are {what}"
-            raise AttributeError(f"'ElasticBuffer' object has no attribute {name!r}{reason}", name=name, obj=self)
+            raise _missing("'ElasticBuffer' object", name, self)
 
     # --- sizes ------------------------------------------------------------------------------------------------
 

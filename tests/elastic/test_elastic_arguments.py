@@ -10,6 +10,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME
+from deep_ep_py import compat
 from deep_ep_py.core import arguments
 from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial
@@ -307,9 +308,10 @@ def test_what_is_not_offered_says_so() -> None:
     for name, what in (("engram_write", "Engram"), ("pp_send", "pipeline"), ("agrs_set_config", "all-gather"),
                        ("all_gather", "all-gather"), ("create_agrs_session", "all-gather"),
                        ("get_engram_storage_size_hint", "Engram"), ("get_pp_size_hint", "pipeline")):  # fmt: skip
-        assert not hasattr(buffer, name)
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}': not offered are {what}"):
-            getattr(buffer, name)
+        for of in (buffer, deep_ep.ElasticBuffer, compat.ElasticBuffer):
+            assert not hasattr(of, name)
+            with pytest.raises(AttributeError, match=f"has no attribute '{name}': not offered are {what}"):
+                getattr(of, name)
     with pytest.raises(AttributeError, match="has no attribute 'dispatsch'$"):
         buffer.dispatsch  # noqa: B018
     buffer.destroy()
