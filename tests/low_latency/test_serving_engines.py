@@ -253,6 +253,10 @@ def test_what_only_forks_of_deep_ep_take() -> None:
         for options in ({"use_nvfp4": True}, {"x_global_scale": torch.ones(1)}):
             with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(options))}'"):
                 buffer.low_latency_dispatch(work.x[rank], work.topk_idx[rank], 12, 8, use_fp8=False, **options)
+        # By position, sgl-deep-ep has x_global_scale before use_fp8.
+        for scale in (None, torch.ones(1)):
+            with pytest.raises(TypeError, match="use_fp8=.*: expected a bool; sgl-deep-ep has x_global_scale in this"):
+                buffer.low_latency_dispatch(work.x[rank], work.topk_idx[rank], 12, 8, None, None, scale, False)
         stages.dispatch_a(work)
         stages.dispatch_b(work)
         for options in COMBINE_OF_FORKS:
