@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 from weakref import finalize
 
 import torch
@@ -182,7 +182,7 @@ class Buffer(V1Surface, NotCopied):
         once_per_node: bool | None = None,
         forward_sms: int = 0,
         heap: str | None = None,
-        **others: Any,
+        **others: NoReturn,
     ) -> None:
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
             # The call passed all arguments up to the communicator by position, in the order without `use_fabric`.

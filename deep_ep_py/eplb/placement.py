@@ -119,7 +119,9 @@ class Placement:
         held = self.physical_to_logical_map.cpu().view(self.num_layers, self.num_ranks, -1).clone()
         held[:, left_out] = -1
         places = self.logical_to_physical_map.cpu()
-        gone = (places < 0) | torch.isin(places // held.shape[2], torch.tensor(left_out, dtype=torch.int64))
+        gone = (places < 0) | torch.isin(
+            places // held.shape[2], torch.tensor(left_out, dtype=torch.int64, device="cpu")
+        )
         count = (~gone).sum(dim=2)
         for layer, missing in enumerate(count == 0):
             if missing.any():

@@ -146,8 +146,8 @@ def _plan(loads: Floats, physical: int, ranks: int, nodes: int, groups: int) -> 
 def _on_ranks(planned: Placement, ranks: list[int], num_ranks: int) -> Placement:
     """Return a placement in which some ranks have the places of a placement for them alone, and others are empty."""
     of_rank = planned.num_physical_experts // planned.num_ranks
-    ids = (torch.tensor(ranks)[:, None] * of_rank + torch.arange(of_rank)).flatten()
-    held = torch.full((planned.num_layers, num_ranks * of_rank), -1)
+    ids = torch.tensor([rank * of_rank + place for rank in ranks for place in range(of_rank)], device="cpu")
+    held = torch.full((planned.num_layers, num_ranks * of_rank), -1, device="cpu")
     held[:, ids] = planned.physical_to_logical_map
     places = planned.logical_to_physical_map
     return Placement(held, torch.where(places < 0, -1, ids[places]), planned.expert_count, num_ranks)

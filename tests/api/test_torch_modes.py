@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _device
 
 import deep_ep_py as deep_ep
 import low_latency
@@ -122,7 +123,7 @@ def test_internal_tensors_name_their_device() -> None:
     """Otherwise torch would make them on its default device, such as "meta" while a model is made."""
     sources, unnamed = ROOT / "deep_ep_py", []
     # torch's own list, whose names have a prefix where they are not in torch itself.
-    makers = {maker.__name__ for maker in torch.utils._device._device_constructors()}
+    makers = {maker.__name__ for maker in _device._device_constructors()}
     for path in sorted(sources.rglob("*.py")):
         name = path.relative_to(sources)
         if any(name.is_relative_to(programs) for programs in PROGRAMS):
