@@ -150,6 +150,14 @@ def _on_several_gpus(gpus: int) -> Iterator[Experiment]:
         gpus=2,
     )
     yield Experiment(
+        "links_hidden",
+        "The same in normal mode where each process sees its own GPU alone, so that NVML has to know of the links.",
+        _per_gpu(gpus, f"{worker}/round_trip.py", "--device=cuda:own"),
+        20,
+        "several",
+        gpus=2,
+    )
+    yield Experiment(
         "links_recovery",
         "Do the ranks name a killed process, recover without it, and go on with right results?",
         program("kill_and_recover", f"--ranks={ranks_on(gpus)}", f"--json={JSON}"),

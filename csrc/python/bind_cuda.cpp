@@ -133,7 +133,8 @@ void bind_cuda(py::module_& module) {
         .def("__enter__",
              [](ContextScope& scope) { scope.current = std::make_unique<PrimaryContext::Current>(*scope.context); })
         .def("__exit__", [](ContextScope& scope, const py::args&) { scope.current.reset(); });
-    py::class_<PrimaryContext::Peer>(m, "Peer", "How kernels of one GPU may access the memory of another.")
+    py::class_<PrimaryContext::Peer>(m, "Peer",
+                                     "How the kernels of each of two GPUs may access the memory of the other.")
         .def_readonly("access", &PrimaryContext::Peer::access, "By loads and stores.")
         .def_readonly("native_atomics", &PrimaryContext::Peer::native_atomics,
                       "Also by atomics that are atomic with those of the other GPU.");
@@ -153,7 +154,8 @@ void bind_cuda(py::module_& module) {
         .def("owns", &PrimaryContext::owns, py::arg("address"),
              "Return whether memory at an address belongs to this GPU.")
         .def("peer", &PrimaryContext::peer, py::arg("uuid"),
-             "Return how its kernels may access another GPU's memory; None if that GPU is not visible to this process.")
+             "Return how this GPU and another may access each other's memory; None if this process does not see the "
+             "other.")
         .def(
             "current",
             [](std::shared_ptr<PrimaryContext> context) { return ContextScope{std::move(context), nullptr}; },

@@ -35,7 +35,7 @@ class ContextScope:
 
 class Peer:
     """
-    How kernels of one GPU may access the memory of another.
+    How the kernels of each of two GPUs may access the memory of the other.
     """
     @property
     def access(self) -> bool:
@@ -60,7 +60,7 @@ class Context:
         """
     def peer(self, uuid: str) -> Peer | None:
         """
-        Return how its kernels may access another GPU's memory; None if that GPU is not visible to this process.
+        Return how this GPU and another may access each other's memory; None if this process does not see the other.
         """
     @property
     def architecture(self) -> str: ...

@@ -178,10 +178,9 @@ def exchange_heaps(
         for rank, descriptor in descriptors.items():
             try:
                 heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
-            except CudaError:
-                raise
             except RuntimeError as error:
-                raise DeepEPError(f"rank {bootstrap.rank}: memory of rank {rank} cannot be mapped: {error}") from error
+                kind = CudaError if isinstance(error, CudaError) else DeepEPError
+                raise kind(f"rank {bootstrap.rank}: memory of rank {rank} cannot be mapped: {error}") from error
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)

@@ -1,4 +1,40 @@
-"""Reasons why two GPUs do not use each other's memory: devices report them, and paths distinguish them."""
+"""What ranks find out about two GPUs: whether each uses the memory of the other as kernels need it, and who says so."""
 
-NO_ACCESS = "its GPU's memory cannot be mapped here (nvidia-smi topo -p2p r)"
-NO_ATOMICS = "atomics between their GPUs are not native, as over PCIe, and signals need them (nvidia-smi topo -p2p a)"
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+SAME_GPU, DRIVER, NVML = "one GPU for both", "the CUDA driver", "NVML"
+
+NO_ACCESS = "its GPU's memory cannot be mapped here"
+NO_ATOMICS = "atomics between their GPUs are not native, as over PCIe, and signals need them"
+
+
+class GpuAnswer(NamedTuple):
+    """The answer to whether two GPUs use each other's memory as kernels need it.
+
+    Attributes
+    ----------
+    source : str
+        Who has answered: `SAME_GPU`, `DRIVER` or `NVML`. Empty if none of them can; `refusal` then says why not.
+    refusal : str
+        Why they do not; empty if they do.
+    """
+
+    source: str
+    refusal: str = ""
+
+
+def name_of_gpu(gpu: str, kind: str = "GPU") -> str:
+    """Return the name that `nvidia-smi -L` lists for a UUID of 32 hexadecimal digits."""
+    return f"{kind}-{UUID(hex=gpu)}"
+
+
+def answer_of(source: str, one: str, other: str, access: bool, atomics: bool) -> GpuAnswer:
+    """Return what follows from what two GPUs can do: load and store, and modify atomically, each in both directions."""
+    if access and atomics:
+        return GpuAnswer(source)
+    why, cap = (NO_ATOMICS, "a") if access else (NO_ACCESS, "r")
+    names = f"{name_of_gpu(one)} and {name_of_gpu(other)}"
+    return GpuAnswer(source, f"{why}, says {source} of {names} (nvidia-smi topo -p2p {cap})")

@@ -15,6 +15,7 @@ import torch.utils.dlpack
 
 from deep_ep_py.core.cgroups import memory_limit
 from deep_ep_py.core.events import EventHandle
+from deep_ep_py.core.gpus import GpuAnswer
 from deep_ep_py.core.machine_files import Files
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Compiling, Shape
@@ -104,10 +105,10 @@ class CpuDevice:
         """Make a runtime over the executor."""
         return C.Runtime(options, heaps, network)
 
-    def refusal_of_gpu(self, gpu: str) -> str:
-        """Refuse no GPU; see `Device`."""
+    def answer_about(self, gpu: str) -> GpuAnswer:
+        """Know of no GPU; see `Device`."""
         del gpu
-        return ""
+        return GpuAnswer("", "this device is not a GPU")
 
     def blocks_for(self, moved: float) -> int:
         """Return 1 for any call."""

@@ -14,8 +14,9 @@ import torch
 
 from deep_ep_py.core import arguments, choices
 from deep_ep_py.core.events import EventHandle
-from deep_ep_py.core.gpus import NO_ACCESS, NO_ATOMICS
+from deep_ep_py.core.gpus import DRIVER, SAME_GPU, GpuAnswer, answer_of, name_of_gpu
 from deep_ep_py.core.native import C
+from deep_ep_py.device import nvml
 from deep_ep_py.device.device import Compiling, MakeLauncher, Shape
 from deep_ep_py.device.rates import Rates, rates_file
 from deep_ep_py.errors import CudaError
@@ -95,17 +96,25 @@ class CudaDevice:
         except RuntimeError:  # this torch has no NVTX
             return None
 
-    def refusal_of_gpu(self, gpu: str) -> str:
+    def answer_about(self, gpu: str) -> GpuAnswer:
         """See `Device`. Signals are atomic additions, which CUDA guarantees between GPUs only if they are native."""
+        if gpu == self.gpu:
+            return GpuAnswer(SAME_GPU)
         try:
-            peer = self.context.peer(gpu) if gpu else None
+            peer = self.context.peer(gpu)
         except CudaError as error:
-            return f"cannot query how their GPUs use each other's memory: {error}"
-        if peer is None or (peer.access and peer.native_atomics):
-            return ""
-        if not peer.access:
-            return NO_ACCESS
-        return NO_ATOMICS
+            return GpuAnswer(DRIVER, f"cannot query how their GPUs use each other's memory: {error}")
+        if peer is not None:
+            return answer_of(DRIVER, self.gpu, gpu, peer.access, peer.native_atomics)
+        try:
+            return nvml.library().answer(self.gpu, gpu)
+        except nvml.NvmlError as error:
+            # Assuming peers could lose signals, or fail only when heaps are mapped; another path is merely slower.
+            return GpuAnswer(
+                "",
+                f"how {name_of_gpu(self.gpu)} and {name_of_gpu(gpu)} reach each other cannot be asked here, so they "
+                f"count as apart ({error}): let each process see both GPUs, or NVML",
+            )
 
     @cached_property
     def _rates(self) -> Rates | None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from deep_ep_py.core.events import EventHandle
+from deep_ep_py.core.gpus import GpuAnswer
 from deep_ep_py.core.native import C
 
 Shape = tuple[int, int, int]
@@ -63,11 +64,8 @@ class Device(Protocol):
     def profiler_range(self, name: str) -> Callable[[], None] | None:
         """Open a range in the device's profiler, and return what closes it; None if it has no such profiler."""
 
-    def refusal_of_gpu(self, gpu: str) -> str:
-        """Return why this GPU and another cannot use each other's memory the way kernels need it.
-
-        The result is empty if they can, or if this process does not see the other GPU.
-        """
+    def answer_about(self, gpu: str) -> GpuAnswer:
+        """Return whether this GPU and another of this machine use each other's memory as kernels need it."""
 
     def blocks_for(self, moved: float) -> int:
         """Return the blocks for a kernel that reads and writes `moved` bytes of rows, unless a Config sets them."""

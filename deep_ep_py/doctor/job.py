@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,12 @@ import torch.distributed as dist
 
 from deep_ep_py.bootstrap.machines import machine_name
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.doctor.findings import Section
+from deep_ep_py.doctor.findings import Section, count
 from deep_ep_py.doctor.measured import Pair, buffer_bytes, measure
+from deep_ep_py.topology.gpus import Apart
+
+_MAX_REFUSED = 8
+"""How many pairs of GPUs that do not use each other's memory have a line of their own."""
 
 
 @dataclass
@@ -46,6 +51,8 @@ class Job:
     routes : list of list of str
         For each rank, how it reaches each rank: "peer" for loads and stores, otherwise the fabric. Empty if no Buffer
         could be made, or none was requested.
+    gpus : list of str
+        Lines about which ranks' GPUs use each other's memory, and who says so; empty on CPUs.
     pairs : list of Pair
         The measurement of each pair of ranks; empty if none was requested.
     failure : str
@@ -56,6 +63,7 @@ class Job:
     routes: list[list[str]]
     pairs: list[Pair]
     failure: str
+    gpus: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Return the job for the JSON report."""
@@ -64,7 +72,13 @@ class Job:
             for one in self.machines
         ]
         pairs = [pair.as_json() for pair in self.pairs]
-        return {"machines": machines, "routes": self.routes, "pairs": pairs, "failure": self.failure}
+        return {
+            "machines": machines,
+            "routes": self.routes,
+            "gpus": self.gpus,
+            "pairs": pairs,
+            "failure": self.failure,
+        }
 
 
 @dataclass
@@ -72,6 +86,7 @@ class _Tried:
     """The outcome of making a Buffer on a rank."""
 
     routes: list[str] = field(default_factory=list)
+    gpus: list[str] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
     failure: str = ""
 
@@ -123,7 +138,21 @@ def examine_job(sections: list[Section], measured: bool) -> Job | None:
         routes=[] if failures else [one.routes for one in of_all],
         pairs=[pair for one in of_all for pair in one.pairs],
         failure="\n".join(failures),
+        gpus=[] if failures else of_all[0].gpus,
     )
+
+
+def about_gpus(apart: Apart) -> list[str]:
+    """Describe which ranks' GPUs use each other's memory, and which do not, with the source of each answer."""
+    told = sorted(Counter(apart.sources.values()).items())
+    lines = [
+        f"{count(pairs, 'pair')} of ranks on a machine can use each other's GPU memory: {who}" for who, pairs in told
+    ]
+    refused = sorted(apart.reasons.items())
+    lines += [f"ranks {one} and {other} cannot: {why}" for (one, other), why in refused[:_MAX_REFUSED]]
+    if len(refused) > _MAX_REFUSED:
+        lines.append(f"nor can {count(len(refused) - _MAX_REFUSED, 'more pair')}")
+    return lines
 
 
 def _by_text(failures: list[str]) -> list[str]:
@@ -147,6 +176,7 @@ def _try(tried: _Tried, measured: bool) -> Buffer:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     buffer = Buffer(dist.group.WORLD, num_nvl_bytes=buffer_bytes(dist.get_world_size()), device=device)
     tried.routes = [*buffer._engine.topology.routes]
+    tried.gpus = about_gpus(buffer._engine.topology.apart)
     if measured:
         tried.pairs = measure(buffer, tried.routes, device)
     return buffer

@@ -45,6 +45,8 @@ def print_job(job: Job, console: Console) -> None:
         machines = [(machine.name, machine.ranks) for machine in job.machines]
         for line in matrix(job.routes, machines, console.width - len(_INDENT)):
             console.print(Text(_INDENT + printable(line, console)))
+        for line in job.gpus:
+            console.print(Text(printable(line, console)))
     if job.pairs:
         console.print(_measured(summarize(job.pairs)))
         console.print(Text(HOW_MEASURED, style="dim"))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+from deep_ep_py.core.gpus import DRIVER, NVML
+from deep_ep_py.device import nvml
 from deep_ep_py.doctor.driver import (
     ALL_ORDERING,
     NO_ORDERING,
@@ -23,20 +26,59 @@ _ORDERINGS = {
 }
 
 
-def visible(present: int, read: Callable[[], DriverFacts] = read_driver) -> Section:
-    """Describe what the CUDA driver reports.
+@dataclass(frozen=True)
+class Peers:
+    """Which GPUs use each other's memory.
+
+    Attributes
+    ----------
+    source : str
+        Who says so.
+    names : tuple of str
+        The GPUs.
+    access, atomics : frozenset of (int, int)
+        Pairs of indices of GPUs of which the first loads from and stores to the memory of the second, and modifies it
+        atomically.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    access: frozenset[tuple[int, int]]
+    atomics: frozenset[tuple[int, int]]
+
+
+def read_nvml() -> Peers:
+    """Ask NVML about all GPUs that it shows.
+
+    Raises
+    ------
+    NvmlError
+        It is missing, or does not answer.
+    """
+    library = nvml.library()
+    gpus = [*enumerate(library.gpus())]
+    reached = {(i, j): library.reach(one, other) for i, one in gpus for j, other in gpus if i != j}
+    access = frozenset(pair for pair, (can, _) in reached.items() if can)
+    atomics = frozenset(pair for pair in access if reached[pair][1])
+    return Peers(NVML, tuple(f"GPU{index}" for index, _ in gpus), access, atomics)
+
+
+def visible(
+    present: int, read: Callable[[], DriverFacts] = read_driver, read_all: Callable[[], Peers] = read_nvml
+) -> Section:
+    """Describe what the CUDA driver reports of this process's GPUs, and NVML of all.
 
     Parameters
     ----------
     present
         Number of GPUs of the machine.
-    read
-        Queries the driver.
+    read, read_all
+        Query the driver, and NVML.
     """
-    return Section.of("GPUs of this process", _visible(present, read))
+    return Section.of("GPUs of this process", _visible(present, read, read_all))
 
 
-def _visible(present: int, read: Callable[[], DriverFacts]) -> Iterator[Finding]:
+def _visible(present: int, read: Callable[[], DriverFacts], read_all: Callable[[], Peers]) -> Iterator[Finding]:
     try:
         facts = read()
     except NoGpuError as error:
@@ -61,8 +103,9 @@ def _visible(present: int, read: Callable[[], DriverFacts]) -> Iterator[Finding]
     if present > len(facts.gpus):
         yield Finding("hidden GPUs", Verdict.INFO, f"{present - len(facts.gpus)} of the machine's {present}")
     if len(facts.gpus) > 1:
-        yield _peer_access(facts)
-        yield _peer_atomics(facts)
+        names = tuple(f"cuda:{number}" for number in range(len(facts.gpus)))
+        yield from _peers(Peers(DRIVER, names, facts.access, facts.atomics))
+    yield from _of_all(present, len(facts.gpus), read_all)
     yield _rdma(facts.gpus)
     yield _ordering(facts.gpus)
     yield _shown(facts.gpus, "dma-buf", lambda gpu: gpu.dma_buf, "NICs access GPU memory by nvidia_peermem instead")
@@ -75,22 +118,52 @@ def _which(numbers: Sequence[int]) -> str:
     return ", ".join(f"cuda:{number}" for number in numbers)
 
 
-def _missing(facts: DriverFacts, there: frozenset[tuple[int, int]]) -> str:
+def _of_all(present: int, seen: int, read_all: Callable[[], Peers]) -> Iterator[Finding]:
+    """Describe what a rank is told about GPUs that its process does not see."""
+    name = "hidden peers"
+    apart = "ranks whose processes do not see each other's GPUs count as unable to use each other's memory"
+    try:
+        peers = read_all()
+    except nvml.NvmlError as error:
+        if present > 1:
+            verdict = Verdict.WARNING if present > seen else Verdict.INFO
+            note = "let each process see all GPUs, or NVML (in containers, NVIDIA_DRIVER_CAPABILITIES has utility)"
+            yield Finding(name, verdict, f"NVML cannot be asked: {error}", apart, note)
+        return
+    if len(peers.names) > seen:
+        yield Finding(name, Verdict.GOOD, f"NVML shows {count(len(peers.names), 'GPU')}, and is asked about them")
+        yield from _peers(peers)
+    elif present > seen:
+        note = "let each process see all GPUs, if ranks on the hidden ones should use NVLink"
+        yield Finding(name, Verdict.INFO, f"NVML does not show them either, only {len(peers.names)}", apart, note)
+
+
+def _missing(peers: Peers) -> str:
     """Describe which GPUs do not reach which others, grouped by common targets; empty if all reach all."""
-    numbers, by_targets = range(len(facts.gpus)), dict[tuple[int, ...], list[int]]()
+    numbers, by_targets = range(len(peers.names)), dict[tuple[int, ...], list[int]]()
     for one in numbers:
-        targets = tuple(other for other in numbers if other != one and (one, other) not in there)
+        targets = tuple(other for other in numbers if other != one and (one, other) not in peers.access)
         if targets:
             by_targets.setdefault(targets, []).append(one)
-    return "; ".join(f"not from {_which(sources)} to {_which(targets)}" for targets, sources in by_targets.items())
+
+    def which(gpus: Sequence[int]) -> str:
+        return ", ".join(peers.names[gpu] for gpu in gpus)
+
+    return "; ".join(f"not from {which(sources)} to {which(targets)}" for targets, sources in by_targets.items())
 
 
-def _peer_access(facts: DriverFacts) -> Finding:
-    missing = _missing(facts, facts.access)
+def _peers(peers: Peers) -> Iterator[Finding]:
+    by = "" if peers.source == DRIVER else f", {peers.source}"
+    yield _peer_access(f"peer access{by}", peers)
+    yield _peer_atomics(f"atomics on peers{by}", peers)
+
+
+def _peer_access(name: str, peers: Peers) -> Finding:
+    missing = _missing(peers)
     if not missing:
-        return Finding("peer access", Verdict.GOOD, "from each GPU to each other")
+        return Finding(name, Verdict.GOOD, "from each GPU to each other")
     return Finding(
-        "peer access",
+        name,
         Verdict.WARNING,
         missing,
         "ranks on these GPUs cannot use each other's memory by loads and stores, and take another path",
@@ -99,14 +172,14 @@ def _peer_access(facts: DriverFacts) -> Finding:
     )
 
 
-def _peer_atomics(facts: DriverFacts) -> Finding:
-    without = facts.access - facts.atomics
+def _peer_atomics(name: str, peers: Peers) -> Finding:
+    without = peers.access - peers.atomics
     if not without:
-        return Finding("atomics on peers", Verdict.GOOD, "native" if facts.access else "no peer is reached")
+        return Finding(name, Verdict.GOOD, "native" if peers.access else "no peer is reached")
     return Finding(
-        "atomics on peers",
+        name,
         Verdict.WARNING,
-        f"not native for {len(without)} of {count(len(facts.access), 'pair')}",
+        f"not native for {len(without)} of {count(len(peers.access), 'pair')}",
         "signals between ranks that share memory are atomic additions, so ranks on these GPUs take another path",
         "they are native over NVLink; this shows which pairs have them:",
         "nvidia-smi topo -p2p a",

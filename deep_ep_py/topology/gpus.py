@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING
 
-from deep_ep_py.core.gpus import NO_ACCESS
+from deep_ep_py.bootstrap.connections import Connections
+from deep_ep_py.core.gpus import NO_ATOMICS, GpuAnswer, name_of_gpu
+from deep_ep_py.errors import CudaError
 
 if TYPE_CHECKING:
     from deep_ep_py.bootstrap.groups import Bootstrap
     from deep_ep_py.device.device import Device
+
+_log = logging.getLogger("deep_ep_py")
+
+Pair = tuple[int, int]
+"""Two ranks, the lower one first."""
 
 
 @dataclass(frozen=True)
@@ -21,21 +31,24 @@ class Apart:
     ----------
     reasons : mapping of (int, int) to str
         The reason for each pair, the lower rank first.
+    sources : mapping of (int, int) to str
+        For each other pair of ranks with GPUs of one machine, who says that they can, as `GpuAnswer.source`.
     """
 
-    reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    reasons: Mapping[Pair, str] = field(default_factory=dict)
+    sources: Mapping[Pair, str] = field(default_factory=dict)
 
     @staticmethod
     def ask(bootstrap: Bootstrap, device: Device) -> Apart:
-        """Ask each rank's driver. Collective.
+        """Ask each rank about the GPUs of its machine, and have ranks map a little of each other's memory. Collective.
 
-        A process that does not see another's GPU cannot ask about it; then the answer of the other counts. If neither
-        sees the GPU of the other, the two count as able to.
+        If a process cannot ask about another's GPU, the answer of the other counts. If neither can, or if a map fails
+        on one of them, the two are apart.
 
         Parameters
         ----------
         bootstrap : Bootstrap
-            The ranks.
+            The ranks, as returned by `connect`.
         device : Device
             The device of this rank.
 
@@ -44,24 +57,93 @@ class Apart:
         Apart
         """
         gpus = [str(gpu) for gpu in bootstrap.all_gather(device.gpu)]
-        refusals = {gpu: device.refusal_of_gpu(gpu) for gpu in {*gpus}}
-        told = bootstrap.all_gather([[gpu, why] for gpu, why in refusals.items() if why])
-        reasons = dict[tuple[int, int], str]()
-        for rank, refused in enumerate(told):
-            why = dict(refused)
-            for peer in (peer for peer, gpu in enumerate(gpus) if gpu in why):
-                reasons.setdefault((min(rank, peer), max(rank, peer)), str(why[gpus[peer]]))
-        return Apart(reasons)
+        rank, machines = bootstrap.rank, [0] * bootstrap.size
+        if isinstance(bootstrap, Connections):
+            machines = bootstrap.machines
+        near = {gpu for gpu, machine in zip(gpus, machines, strict=True) if gpu and machine == machines[rank]}
+        answers = [[gpu, *device.answer_about(gpu)] for gpu in sorted(near)]
+        told = [{gpu: GpuAnswer(*answer) for gpu, *answer in theirs} for theirs in bootstrap.all_gather(answers)]
+        reasons, sources, unknown = dict[Pair, str](), dict[Pair, str](), dict[Pair, str]()
+        for pair in combinations((peer for peer, gpu in enumerate(gpus) if gpu), 2):
+            one, other = pair
+            if machines[one] != machines[other]:
+                continue
+            answer = _joined(told[one][gpus[other]], told[other][gpus[one]])
+            if answer.refusal:
+                reasons[pair] = answer.refusal
+            else:
+                sources[pair] = answer.source
+            if not answer.source:
+                unknown[pair] = answer.refusal
+        if isinstance(bootstrap, Connections) and sources:
+            unmapped = _unmapped(bootstrap, device, gpus, sources)
+            reasons |= unmapped
+            unknown |= unmapped
+            sources = {pair: source for pair, source in sources.items() if pair not in unmapped}
+        _warn(rank, {pair: why for pair, why in unknown.items() if machines[pair[0]] == machines[rank]})
+        return Apart(reasons, sources)
 
     @property
     def have_no_access(self) -> bool:
-        """Whether some ranks are apart because their memory cannot be mapped."""
-        return NO_ACCESS in self.reasons.values()
+        """Whether some ranks are apart for more than the lack of atomics."""
+        return not all(reason.startswith(NO_ATOMICS) for reason in self.reasons.values())
 
     def reason(self, one: int, other: int) -> str:
         """Return why two ranks are apart; empty if they are not."""
         return self.reasons.get((min(one, other), max(one, other)), "")
 
-    def inside_a_node(self, ranks_per_node: int) -> tuple[int, int] | None:
+    def inside_a_node(self, ranks_per_node: int) -> Pair | None:
         """Return the first two ranks of one node that are apart, or None if there are none."""
         return min((pair for pair in self.reasons if len({rank // ranks_per_node for rank in pair}) == 1), default=None)
+
+
+def _joined(*answers: GpuAnswer) -> GpuAnswer:
+    """Return the answer to go by: a refusal by anyone who knows, otherwise that of one who knows."""
+    known = [answer for answer in answers if answer.source]
+    return next((answer for answer in known if answer.refusal), (known or answers)[0])
+
+
+def _unmapped(
+    bootstrap: Connections, device: Device, gpus: Sequence[str], joined: Mapping[Pair, str]
+) -> dict[Pair, str]:
+    """Map a little of the memory of each rank that this one is joined with. Collective.
+
+    Returns
+    -------
+    dict of (int, int) to str
+        The pairs of which one rank cannot map the memory of the other, and why; the same on all ranks.
+    """
+    rank, failed, own = bootstrap.rank, dict[int, str](), None
+    peers = [peer for pair in joined if rank in pair for peer in pair if peer != rank]
+    try:
+        own = device.make_heap(1, 1, 0, in_process=False, by_nics=False)
+    except CudaError as error:
+        failed = dict.fromkeys(peers, f"rank {rank} cannot share memory of its GPU: {error}")
+    with open(os.devnull) as nothing:
+        # A rank that has no memory to share gives the others something that they cannot map.
+        descriptors = bootstrap.exchange_descriptors(nothing.fileno() if own is None else own.descriptor)
+    try:
+        for peer in peers:
+            try:
+                if own is not None:
+                    device.map_heap(descriptors[peer], own.bytes, own.mapped, by_nics=False)
+            except CudaError as error:
+                failed[peer] = f"rank {rank} cannot map memory of rank {peer}'s GPU: {error}"
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    told = enumerate(bootstrap.all_gather([own is not None, [*failed.items()]]))
+    reasons = dict[Pair, str]()
+    for one, (_, theirs) in sorted(told, key=lambda of_rank: of_rank[1][0]):  # causes before their consequences
+        for other, why in theirs:
+            names = f"{name_of_gpu(gpus[one])} and {name_of_gpu(gpus[other])}"
+            reasons.setdefault((min(one, other), max(one, other)), f"{why} ({names})")
+    return reasons
+
+
+def _warn(rank: int, apart: Mapping[Pair, str]) -> None:
+    """Warn, on the first rank concerned, that pairs of ranks of a machine take a slower path than they might."""
+    first = min(apart, default=None)
+    if first is not None and first[0] == rank:
+        more = f", nor do {len(apart) - 1} more pairs" if len(apart) > 1 else ""
+        _log.warning("ranks %d and %d do not use each other's GPU memory%s: %s", *first, more, apart[first])

@@ -174,6 +174,8 @@ def _complaint(reaches: Sequence[Reach], one: int, other: int, given: str, machi
     hint = ""
     if PROXY not in reaches[one].names and machines[one] != machines[other]:
         hint = f"; {PROXY!r} works between machines"
+    elif reaches[one].names == (PEER,):
+        hint = f"; with fabric={[PEER, PROXY]} the proxy joins them"
     return f"{given}: expected a path between every two of the {len(reaches)} ranks; {said}{hint}"
 
 

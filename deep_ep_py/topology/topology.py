@@ -63,6 +63,8 @@ class Topology:
         What the caller has passed about fabrics.
     reach : Reach
         The ranks that this rank, on its own, has found that it reaches.
+    apart : Apart
+        Ranks whose GPUs do not use each other's memory.
     """
 
     rank: int
@@ -82,6 +84,7 @@ class Topology:
     networks: tuple[str, ...] = ()
     given: str = ""
     reach: Reach = field(default=Reach((), (), ()), repr=False)
+    apart: Apart = field(default_factory=Apart, repr=False)
 
     @property
     def nodes(self) -> int:
@@ -262,4 +265,5 @@ class Topology:
             routes.networks,
             choice.given,
             reach,
+            apart,
         )

@@ -17,6 +17,7 @@ from deep_ep_py.bootstrap import handshake
 from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.core.native import C
+from deep_ep_py.errors import CudaError
 
 pytestmark = pytest.mark.once
 
@@ -111,6 +112,18 @@ def test_ranks_that_do_not_come_are_named() -> None:
     with listener, other, pytest.raises(handshake.PeersLate) as late:
         handshake.Meeting(0, listener, {0: name, 1: silent}, b"secret", {}, {}, {}).run(0.3)
     assert late.value.ranks == [1]
+
+
+def test_a_drivers_refusal_names_the_ranks(ranks: list[Connections]) -> None:
+    heap = C.Heap.make_shared(PIECE)
+    for one in ranks[1:]:
+        one._send(b"descriptor", [heap.descriptor])
+
+    def refuse(*_: int) -> None:
+        raise CudaError("mapping a heap: CUDA_ERROR_OUT_OF_MEMORY")
+
+    with pytest.raises(CudaError, match=r"rank 0: memory of rank \d cannot be mapped: mapping a heap: CUDA_ERROR"):
+        exchange_heaps(ranks[0], heap, refuse, lambda: None)
 
 
 @pytest.mark.parametrize("what", ["unsealed", "shrunk", "of another size"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import low_latency
 from builds import in_long
 from cases import Case
 from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.core.gpus import DRIVER, NVML, GpuAnswer
 from deep_ep_py.core.native import C
 from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.testing import run_ranks
@@ -21,6 +24,7 @@ from deep_ep_py.topology.agreement import agree
 from deep_ep_py.topology.gpus import Apart
 from deep_ep_py.topology.topology import Topology
 from harness import Trial, round_trip
+from launches import forked
 from nvshmem_runs import Nvshmem
 
 pytestmark = pytest.mark.once
@@ -32,30 +36,41 @@ needs_libfabric = pytest.mark.skipif(not C.proxy_providers(), reason="no libfabr
 
 
 class Gpus(SimpleNamespace):
-    """A device, as far as it is queried: its name, and why it cannot use certain others."""
+    """A device, as far as it is queried: its name, and what it answers about others."""
 
-    def refusal_of_gpu(self, gpu: str) -> str:
-        return self.refused.get(gpu, "")
+    def answer_about(self, gpu: str) -> GpuAnswer:
+        return self.answers.get(gpu, GpuAnswer(DRIVER))
 
 
-def apart(*refused: dict[str, str]) -> dict[tuple[int, int], str]:
-    """Return what all ranks learn from the statements of each GPU about others, which are named a, b, ..."""
-    found: list[Any] = [None] * len(refused)
+def asked(*answers: dict[str, GpuAnswer]) -> Apart:
+    """Return what all ranks learn from the answers of each GPU about others, which are named a, b, ..."""
+    found: list[Any] = [None] * len(answers)
 
     def on_each_rank(group: Any) -> None:
         rank = group.rank()
-        found[rank] = Apart.ask(make_bootstrap(group), Gpus(gpu="abcd"[rank], refused=refused[rank]))  # type: ignore[arg-type]
+        found[rank] = Apart.ask(make_bootstrap(group), Gpus(gpu="abcd"[rank], answers=answers[rank]))  # type: ignore[arg-type]
 
-    run_ranks(len(refused), on_each_rank)
+    run_ranks(len(answers), on_each_rank)
     assert all(one == found[0] for one in found)
-    return dict(found[0].reasons)
+    return found[0]
 
 
-def test_what_either_end_says_counts_for_both() -> None:
-    """A process may not see the GPUs of other processes."""
-    assert apart({}, {}, {}) == {}
-    assert apart({"c": "far"}, {}, {}) == {(0, 2): "far"}
-    assert apart({"b": "one"}, {"a": "other"}, {"a": "third"}) == {(0, 1): "one", (0, 2): "third"}
+def test_a_refusal_at_either_end_counts_for_both() -> None:
+    def no(why: str) -> GpuAnswer:
+        return GpuAnswer(NVML, why)
+
+    assert asked({}, {}, {}) == Apart({}, {(0, 1): DRIVER, (0, 2): DRIVER, (1, 2): DRIVER})
+    assert asked({"c": no("far")}, {}, {}).reasons == {(0, 2): "far"}
+    found = asked({"b": no("one")}, {"a": no("other")}, {"a": no("third")})
+    assert found == Apart({(0, 1): "one", (0, 2): "third"}, {(1, 2): DRIVER})
+
+
+def test_one_end_that_knows_is_enough() -> None:
+    unknown = GpuAnswer("", "hidden")
+    assert asked({"b": unknown}, {"a": GpuAnswer(NVML)}) == Apart({}, {(0, 1): NVML})
+    assert asked({"b": unknown}, {"a": GpuAnswer(NVML, "far")}).reasons == {(0, 1): "far"}
+    found = asked({"b": unknown}, {"a": unknown})
+    assert found.reasons == {(0, 1): "hidden"} and found.have_no_access
 
 
 NONE, ACROSS = Apart(), Apart({(0, 2): "over PCIe"})
@@ -121,6 +136,14 @@ def test_rows_between_them(monkeypatch: pytest.MonkeyPatch, ranks_per_node: int)
                 low_latency.round_trip(buffer, low_latency.Work.of(sizes), cast, hooks=False)
 
     run_ranks(4, on_each_rank)
+
+
+@needs_libfabric
+def test_gpus_that_processes_hide_from_each_other(double: Path, workers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with CUDA_VISIBLE_DEVICES or a cgroup for each rank, on all kinds of machines."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    done = forked(workers / "hidden_gpus.py", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_nvshmem

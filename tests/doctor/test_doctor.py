@@ -143,7 +143,7 @@ def test_this_machine(tmp_path: Path) -> None:
     for line in done.stdout.splitlines():
         assert len(line) <= 80 or line.startswith(COMMAND_INDENT), line
     report = json.loads(file.read_text())
-    assert report.keys() == {"machines", "routes", "pairs", "failure"}
+    assert report.keys() == {"machines", "routes", "gpus", "pairs", "failure"}
     titles = [section["title"] for section in report["machines"][0]["sections"]]
     assert titles == [
         "Host",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from deep_ep_py.device import nvml
+from deep_ep_py.device.nvml import NvmlError
 from deep_ep_py.doctor.driver import (
     ALL_ORDERING,
     NO_ORDERING,
@@ -19,7 +21,7 @@ from deep_ep_py.doctor.driver import (
     read_driver,
 )
 from deep_ep_py.doctor.findings import Finding, Verdict
-from deep_ep_py.doctor.visible import visible
+from deep_ep_py.doctor.visible import Peers, read_nvml, visible
 from machine_trees import by_name
 
 pytestmark = pytest.mark.once
@@ -107,8 +109,12 @@ def facts(gpus: int, access: Iterable[tuple[int, int]], orderings: Iterable[int]
     return DriverFacts("13.0", each, frozenset(access), frozenset(access))
 
 
-def found(one: DriverFacts, present: int = 0) -> dict[str, Finding]:
-    return by_name(visible(present or len(one.gpus), lambda: one))
+def no_nvml() -> Peers:
+    raise NvmlError("libnvidia-ml.so.1: cannot open shared object file")
+
+
+def found(one: DriverFacts, present: int = 0, read_all: Callable[[], Peers] = no_nvml) -> dict[str, Finding]:
+    return by_name(visible(present or len(one.gpus), lambda: one, read_all))
 
 
 def test_all_gpus_reach_each_other() -> None:
@@ -127,6 +133,33 @@ def test_gpus_that_do_not_reach_some_are_named_together() -> None:
 def test_one_gpu_has_no_peers() -> None:
     said = found(facts(1, []), present=8)
     assert "peer access" not in said and said["hidden GPUs"].value == "7 of the machine's 8"
+
+
+def test_hidden_gpus_are_known_from_nvml(idle_double: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the stand-in for it, on a machine of 4 GPUs of which this process sees one."""
+    monkeypatch.setattr(nvml, "library", lambda: nvml.Nvml(str(idle_double / nvml.LIBRARY)))
+    monkeypatch.setenv("DOUBLE_MACHINE", "4")
+    monkeypatch.setenv("DOUBLE_DEVICES", "1")
+    one = facts(1, [])
+    said = found(one, 4, read_nvml)
+    assert said["hidden peers"].value == "NVML shows 4 GPUs, and is asked about them"
+    assert said["peer access, NVML"].verdict is said["atomics on peers, NVML"].verdict is Verdict.GOOD
+    monkeypatch.setenv("DOUBLE_PCIE", "1")
+    said = found(one, 4, read_nvml)
+    assert said["atomics on peers, NVML"].value == "not native for 8 of 12 pairs"
+    monkeypatch.setenv("DOUBLE_APART", "1")
+    said = found(one, 4, read_nvml)
+    assert said["peer access, NVML"].value == "not from GPU0, GPU2 to GPU1, GPU3; not from GPU1, GPU3 to GPU0, GPU2"
+    monkeypatch.setenv("DOUBLE_NVML_HIDES", "1")
+    said = found(one, 4, read_nvml)
+    assert "peer access, NVML" not in said and said["hidden peers"].value == "NVML does not show them either, only 1"
+
+
+def test_without_nvml_hidden_gpus_are_a_warning() -> None:
+    said = found(facts(1, []), present=8)["hidden peers"]
+    assert said.verdict is Verdict.WARNING and "libnvidia-ml.so.1" in said.value and "count as unable" in said.reason
+    assert found(facts(2, []), present=2)["hidden peers"].verdict is Verdict.INFO
+    assert "hidden peers" not in found(facts(1, []))
 
 
 @pytest.mark.parametrize(

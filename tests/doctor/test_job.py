@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from deep_ep_py.core.gpus import DRIVER, NVML
+from deep_ep_py.doctor.job import about_gpus
 from deep_ep_py.doctor.measured import Pair, summarize
+from deep_ep_py.topology.gpus import Apart
 from forks import run_python
 from launches import of_ranks
 from places import SUPPORT
@@ -57,6 +60,18 @@ def test_a_variable_that_is_wrong_is_named_beside_the_failure() -> None:
 def test_measuring_needs_several_ranks() -> None:
     done = doctor(1, "--measure")
     assert done.returncode != 0 and "expected several ranks" in done.stderr
+
+
+def test_who_says_that_gpus_reach_each_other() -> None:
+    assert about_gpus(Apart()) == []
+    reasons = {(0, rank): f"reason {rank}" for rank in range(2, 12)}
+    lines = about_gpus(Apart(reasons, {(0, 1): NVML, (1, 2): DRIVER, (1, 3): NVML}))
+    assert lines[:3] == [
+        "2 pairs of ranks on a machine can use each other's GPU memory: NVML",
+        "1 pair of ranks on a machine can use each other's GPU memory: the CUDA driver",
+        "ranks 0 and 2 cannot: reason 2",
+    ]
+    assert len(lines) == 11 and lines[-1] == "nor can 2 more pairs"
 
 
 def test_the_slowest_pair_is_named() -> None:

@@ -103,9 +103,10 @@ def _build_whole(folder: Path, compiler: list[str], flag: str, *more: Path) -> P
 
 
 def build_driver_double(runs_kernels: bool) -> Path:
-    """Build the stand-in for libcuda.so.1, with or without an executor of its own to run kernels.
+    """Build the stand-in for libcuda.so.1, with or without an executor of its own to run kernels, and the one for
+    libnvidia-ml.so.1.
 
-    Returns its folder, for LD_LIBRARY_PATH."""
+    Returns their folder, for LD_LIBRARY_PATH."""
     double, root = NATIVE / "driver_double", native_build.SOURCE_ROOT
     sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp", "globals.cpp")]
     if runs_kernels:
@@ -119,6 +120,8 @@ def build_driver_double(runs_kernels: bool) -> Path:
     folder = native_build.objects_folder(variant) / "tests" / name
     link = ("-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic")
     native_build.build_module(variant, sources, folder / "libcuda.so.1", link)
+    link = ("-Wl,-soname,libnvidia-ml.so.1",)
+    native_build.build_module(variant, [double / "nvml.cpp"], folder / "libnvidia-ml.so.1", link)
     return folder
 
 

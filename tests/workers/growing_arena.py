@@ -47,7 +47,7 @@ class Ranks:
         return make_buffer(self.group, CASE, "peer", device="cuda", **{"arena_bytes": None, **options})
 
     def mapped(self) -> int:
-        """Return how many pieces, including first ones, all processes have mapped from others so far."""
+        """Return how many pieces, including first ones and trials, all processes have mapped from others so far."""
         self.barrier()
         count = Path(os.environ["DOUBLE_LOG"]).read_text().count("cuMemImportFromShareableHandle")
         self.barrier()
@@ -71,8 +71,10 @@ def how(buffer: Buffer, call: Callable[[], Any]) -> str:
 
 
 def all_pieces(ranks: Ranks, growths: int) -> int:
-    """Return the number of mappings if every rank has grown so often. Threads share heaps, so they map none."""
-    return (1 + growths) * RANKS * (RANKS - 1) if ranks.processes else 0
+    """Return the number of mappings if every rank has grown so often, with the trial in front of the first piece.
+
+    Threads share heaps, so they map none."""
+    return (2 + growths) * RANKS * (RANKS - 1) if ranks.processes else 0
 
 
 def grows(ranks: Ranks) -> None:

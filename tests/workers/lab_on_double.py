@@ -184,7 +184,10 @@ def run(command: list[str]) -> Any:
         return torchrun(words[3:])
     pretend()
     if words[0] != "-m":
-        sys.argv = [one.replace("--device=cuda:local", "--pretend-gpu") for one in words]
+        if "--device=cuda:own" in words:
+            sees = {"DOUBLE_DEVICES": "1", "DOUBLE_MACHINE": os.environ["WORLD_SIZE"]}
+            os.environ.update(sees, DOUBLE_FIRST_GPU=os.environ["RANK"])
+        sys.argv = ["--pretend-gpu" if one.startswith("--device=cuda:") else one for one in words]
         return runpy.run_path(words[0], run_name="__main__") and 0
     module, arguments = words[1], words[2:]
     if module == "pytest":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--path", choices=PATHS, action="append", help="may be repeated; default: direct")
     parser.add_argument("--pretend-gpu", action="store_true")
-    parser.add_argument("--device", default="cpu", help="cuda:local: each process has its own")
+    help_device = "cuda:local: each process has its own; cuda:own: and sees no other"
+    parser.add_argument("--device", default="cpu", help=help_device)
     parser.add_argument("--growing", action="store_true", help="the GPU's arena begins nearly empty")
     options = parser.parse_args()
     if options.growing:
@@ -42,7 +44,10 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    device = f"cuda:{rank}" if options.device == "cuda:local" else options.device
+    device = {"cuda:local": f"cuda:{rank}", "cuda:own": "cuda:0"}.get(options.device, options.device)
+    if options.device == "cuda:own":  # CUDA is not initialized yet
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank]
     case = Case("processes", ranks, tuple(10 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
     if options.growing:  # rows that the rest of the memory's first granule has no room for, which is 2 MiB on a GPU
         case = replace(case, tokens=tuple(300 + 7 * r for r in range(ranks)), hidden=7168)

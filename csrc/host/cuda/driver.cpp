@@ -118,10 +118,12 @@ std::optional<PrimaryContext::Peer> PrimaryContext::peer(const std::string& uuid
         if (text_of(name) != uuid) continue;
         if (other == device_) return Peer{true, true};
         const auto is = [&](int which) {
-            int value = 0;
-            driver.check(driver.peer_attribute(&value, which, device_, other),
-                         "asking how " + name_ + " reaches cuda:" + std::to_string(ordinal));
-            return value != 0;
+            int there = 0, back = 0;
+            const std::string asking =
+                "asking how " + name_ + " and cuda:" + std::to_string(ordinal) + " reach each other";
+            driver.check(driver.peer_attribute(&there, which, device_, other), asking);
+            driver.check(driver.peer_attribute(&back, which, other, device_), asking);
+            return there != 0 && back != 0;
         };
         return Peer{is(kPeerAccess), is(kPeerNativeAtomics)};
     }

@@ -76,7 +76,7 @@ class PrimaryContext {
     // Whether the memory at a device address belongs to this GPU.
     bool owns(uint64_t address) const;
 
-    // How kernels of one GPU may use the memory of another.
+    // How the kernels of each of two GPUs may use the memory of the other.
     struct Peer {
         bool access;          // by loads and stores
         bool native_atomics;  // by atomics that are atomic for the other GPU too

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/cuda/driver_types.h"
+#include "machine.h"
 
 namespace driver_double {
 
@@ -14,12 +15,10 @@ using namespace deep_ep::host::cuda;
 
 constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kInvalidPtx = 218,
                  kInvalidContext = 201, kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712,
-                 kTooLarge = 720, kInvalidDevice = 101, kCaptureUnsupported = 900;
+                 kTooLarge = 720, kInvalidDevice = 101, kCaptureUnsupported = 900, kPeersUnsupported = 217;
 constexpr int kBlocksEach = 2;
 
 int multiprocessors();
-int devices();
-int gpu_of_machine(Device device);
 
 inline thread_local std::vector<Device> contexts;  // the last is current
 inline thread_local int capture_mode = 0;          // global: forbids nothing during a capture

@@ -20,7 +20,10 @@
 //   DOUBLE_MACHINE  how many GPUs the machine has
 //   DOUBLE_HOST     a name of the machine, distinct from those of others
 //   DOUBLE_PCIE     kernels access memory of GPUs with indices of different parity without native atomics
-//   DOUBLE_APART    they cannot access it at all
+//   DOUBLE_APART    they cannot access it at all, and mapping it fails
+//   DOUBLE_ONE_WAY  only the GPU with the lower index can access the memory of the other
+//   DOUBLE_INSTANCES  this process's GPUs are instances (MIG) of the machine's, which access no others
+//   DOUBLE_MAP_REFUSED  mapping memory of other GPUs fails, although it should work
 //   DOUBLE_SHARED_BYTES  shared memory per block
 //   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then no other starts, as under tools that
 //                   watch kernels
@@ -59,16 +62,6 @@ int multiprocessors() {
 int shared_bytes() {
     const char* given = std::getenv("DOUBLE_SHARED_BYTES");
     return given ? std::atoi(given) : 227 << 10;
-}
-
-int devices() {
-    const char* given = std::getenv("DOUBLE_DEVICES");
-    return given ? std::atoi(given) : 2;
-}
-
-int gpu_of_machine(Device device) {
-    const char *const first = std::getenv("DOUBLE_FIRST_GPU"), *const all = std::getenv("DOUBLE_MACHINE");
-    return (device + (first ? std::atoi(first) : 0)) % (all ? std::atoi(all) : devices());
 }
 
 namespace {
@@ -160,17 +153,15 @@ Result cuDeviceGet(Device* device, int ordinal) {
 }
 Result cuDeviceGetUuid_v2(Uuid* uuid, Device device) {
     BEGIN(enter("cuDeviceGetUuid", "%d", device));
-    std::memset(uuid->bytes, 0, sizeof(uuid->bytes));
-    const char* const host = std::getenv("DOUBLE_HOST");
-    std::snprintf(uuid->bytes, sizeof(uuid->bytes), "%s %d", host ? host : "double", gpu_of_machine(device));
+    const GpuName name = name_of_gpu(gpu_of_machine(device), flag("DOUBLE_INSTANCES"));
+    std::memcpy(uuid->bytes, name.bytes, sizeof(uuid->bytes));
     return kSuccess;
 }
 Result cuDeviceGetP2PAttribute(int* value, int which, Device device, Device peer) {
     BEGIN(enter("cuDeviceGetP2PAttribute", "%d, %d and %d", which, device, peer));
     if (device == peer || device >= devices() || peer >= devices()) return kInvalidDevice;
-    const bool odd = (gpu_of_machine(device) + gpu_of_machine(peer)) % 2 != 0;
-    const bool apart = odd && std::getenv("DOUBLE_APART") != nullptr;
-    *value = !apart && (which == kPeerAccess || !odd || std::getenv("DOUBLE_PCIE") == nullptr);
+    const int from = gpu_of_machine(device), to = gpu_of_machine(peer);
+    *value = which == kPeerAccess ? has_access(from, to) : has_native_atomics(from, to);
     return which == kPeerAccess || which == kPeerNativeAtomics ? kSuccess : kInvalidValue;
 }
 Result cuDeviceGetName(char* name, int size, Device) {

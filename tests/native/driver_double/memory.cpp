@@ -86,6 +86,19 @@ struct Physical {
 };
 std::map<Allocation, Physical> physical;
 std::map<DevicePointer, size_t> reserved, mapped;
+std::map<DevicePointer, int> gpu_of_mapped;  // the machine's index of the GPU whose memory it is
+
+// The file is named after its GPU, which any process may ask for.
+int make_file(int gpu) { return memfd_create(std::to_string(gpu).c_str(), 0); }
+int gpu_of_file(int file) {
+    const std::string link = "/proc/self/fd/" + std::to_string(file);
+    char name[64] = {};
+    const ssize_t length = readlink(link.c_str(), name, sizeof(name) - 1);
+    return length > 7 ? std::atoi(name + 7) : -1;  // "/memfd:1 (deleted)"
+}
+bool may_access(int gpu, int memory) {
+    return gpu == memory || (has_access(gpu, memory) && has_access(memory, gpu) && !flag("DOUBLE_MAP_REFUSED"));
+}
 
 // The range that contains [address, address + bytes), or the end.
 std::map<DevicePointer, size_t>::iterator find_range(std::map<DevicePointer, size_t>& ranges, DevicePointer address,
@@ -237,7 +250,7 @@ Result cuMemCreate(Allocation* allocation, size_t bytes, const AllocationPropert
     if (largest != nullptr && bytes > std::strtoull(largest, nullptr, 10)) return kOutOfMemory;
     if (bytes % kGranularity != 0 || properties->handle_types > kHandleFileDescriptor) return kInvalidValue;
     if (!here(properties->location)) return kInvalidDevice;
-    const int file = memfd_create("double", 0);
+    const int file = make_file(gpu_of_machine(properties->location.id));
     if (ftruncate(file, static_cast<off_t>(bytes)) != 0 || !make_dirty(file, bytes)) return kInvalidValue;
     *allocation = next_handle += 0x10;
     physical[*allocation] = {file, bytes, false, properties->handle_types == kHandleFileDescriptor};
@@ -294,6 +307,7 @@ Result cuMemMap(DevicePointer address, size_t bytes, size_t offset, Allocation a
     if (!protect(address, bytes, PROT_NONE, MAP_SHARED, physical[allocation].file)) return kInvalidValue;
     driver_double::note_memory(reinterpret_cast<const void*>(address), bytes);
     mapped[address] = bytes;
+    gpu_of_mapped[address] = gpu_of_file(physical[allocation].file);
     return kSuccess;
 }
 Result cuMemUnmap(DevicePointer address, size_t bytes) {
@@ -309,6 +323,7 @@ Result cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess* a
     if (!mapped.count(address) || mapped[address] != bytes || count != 1 || access->flags != kAccessReadWrite)
         return kInvalidValue;
     if (!here(access->location)) return kInvalidDevice;
+    if (!may_access(gpu_of_machine(access->location.id), gpu_of_mapped[address])) return kPeersUnsupported;
     return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) == 0 ? kSuccess : kInvalidValue;
 }
 
