@@ -509,7 +509,7 @@ class Buffer(V1Surface, NotCopied):
         handle : DispatchHandle or tuple of torch.Tensor
             The handle of the dispatch, in any form that a cached dispatch accepts.
         topk_weights : torch.Tensor, optional
-            float32 [rows, top-k], summed in the same way.
+            float32 [rows, top-k], summed in the same way, also where `recv_topk_idx` is -1.
         bias : torch.Tensor or tuple, optional
             One or two bfloat16 [tokens, hidden], added to the sums.
         config : Config, optional

@@ -31,11 +31,11 @@ Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uin
 
 TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_ranks, uint64_t sent_marks,
                              uint64_t node_row, uint64_t rows_to_rank, uint64_t forwarded, uint64_t node_rows,
-                             uint64_t rank_prefix, uint64_t table, uint32_t table_rows) {
+                             uint64_t rank_prefix, uint64_t table, uint64_t holders, uint32_t table_rows) {
     return {numbers(sent),       numbers(sent_token), reinterpret_cast<u32*>(sent_ranks),
             numbers(sent_marks), numbers(node_row),   numbers(rows_to_rank),
             numbers(forwarded),  numbers(node_rows),  numbers(rank_prefix),
-            numbers(table),      table_rows};
+            numbers(table),      numbers(holders),    table_rows};
 }
 
 // Binds the calls that one-hop and two-hop mode have in common; their arguments have the same names.
@@ -55,7 +55,7 @@ void bind_two_hops(py::module_& module) {
     py::class_<TwoHopPlan>(m, "Plan").def(
         py::init(&make_two_hop_plan), py::kw_only(), py::arg("sent"), py::arg("sent_token"), py::arg("sent_ranks"),
         py::arg("sent_marks"), py::arg("node_row"), py::arg("rows_to_rank"), py::arg("forwarded"), py::arg("node_rows"),
-        py::arg("rank_prefix"), py::arg("table"), py::arg("table_rows"));
+        py::arg("rank_prefix"), py::arg("table"), py::arg("holders"), py::arg("table_rows"));
     m.def("min_region_bytes", &host::two_hops::min_region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("staging", &host::two_hops::staging, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
           py::arg("ranks_per_node"), py::arg("bytes_in_flight"));

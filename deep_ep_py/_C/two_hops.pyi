@@ -40,6 +40,7 @@ class Plan:
         node_rows: int,
         rank_prefix: int,
         table: int,
+        holders: int,
         table_rows: int,
     ) -> None: ...
 

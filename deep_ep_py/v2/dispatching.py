@@ -114,6 +114,7 @@ def dispatch_anew(engine: Engine, given: Routed, default_max_tokens: int) -> Ela
                 streams=streams,
                 counts=counts,
                 placement=placement,
+                notes_holders=not given.expands,  # otherwise `fold` makes the others' weights 0
                 before=(*counted, kept_ids),
             ),
         )

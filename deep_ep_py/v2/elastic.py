@@ -525,7 +525,8 @@ class ElasticBuffer(OverBuffer, NotCopied, metaclass=_SaysWhatIsMissing):
         handle : EPHandle
             The handle of the dispatch.
         topk_weights : torch.Tensor, optional
-            float32 [rows, top-k], or [rows] in the expanded layout. Each choice's weight returns to its token.
+            float32 [rows, top-k], or [rows] in the expanded layout. Each choice's weight returns to its token; what is
+            in places where `recv_topk_idx` is -1 has no effect.
         bias : torch.Tensor or tuple, optional
             One or two bfloat16 [tokens, hidden], added to the sums.
         num_sms : int

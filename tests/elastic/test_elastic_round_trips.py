@@ -204,16 +204,23 @@ def test_the_rows_of_an_expanded_handle_without_its_layout() -> None:
     under_schedules(trial.case.ranks, on_each_rank)
 
 
-def test_each_weight_comes_from_the_rank_of_its_choice() -> None:
-    """In one hop, what other ranks have in that column does not matter."""
-    trial = TRIALS["several_experts_on_one_rank"]
+@pytest.mark.parametrize(("name", "fabric"), with_fabrics(("several_experts_on_one_rank", "2x3_holes")))
+def test_each_weight_comes_from_the_rank_of_its_choice(name: str, fabric: str) -> None:
+    """What other ranks have in that column does not matter, nor what has become of `recv_topk_idx` since."""
+    trial = TRIALS[name]
+    ids = trial.work.topk_idx
+    # Every rank returns other weights, as the gradients of its rows' weights are.
+    expected = [torch.where(own >= 0, 10.0 * (own // trial.work.experts_per_rank) + 1, 0.0) for own in ids]
 
     def on_each_rank(group: Any) -> None:
-        with trial.make_buffer(group, "peer") as buffer:
+        with trial.make_buffer(group, fabric) as buffer:
             rank = buffer.rank_idx
-            _, idx, weights, handle, _ = trial.dispatch(buffer, rank)
-            combined = trial.combine(buffer, rank, handle, weights=torch.where(idx >= 0, weights, torch.nan))
-            assert oracle.same_bits(combined[1], trial.work.topk_weights[rank])
+            for exact in (True, False):
+                received = trial.dispatch(buffer, rank, do_cpu_sync=exact)
+                weights = torch.full_like(received.recv_topk_weights, 10.0 * rank + 1)
+                received.recv_topk_idx.zero_()
+                combined = trial.combine(buffer, rank, received.handle, weights=weights)
+                assert oracle.same_bits(combined[1], expected[rank])
 
     under_schedules(trial.case.ranks, on_each_rank)
 

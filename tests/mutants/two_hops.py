@@ -32,7 +32,7 @@ _GIVE_BACK_FIRST = """if (device::lane() == 0) {
 """
 _SUM_CHUNK = "if (!sum_chunk(line, chunk)) return;\n"
 _NODES_BELOW = "list_nodes(token, 0, me.node, 0);"
-_NODES_ABOVE = "count = list_nodes(token, me.node + 1, args.layout.nodes, count);"
+_NODES_ABOVE = "const u32 count = list_nodes(token, me.node + 1, args.layout.nodes, end);"
 _BIASED = """args.combined_x + offset, rows.into, count,
                  args.bias[0]"""
 _ROUNDED = """args.combined_x + offset, rows.into, count, nullptr, nullptr);
@@ -524,13 +524,29 @@ MUTANTS: tuple[Mutant, ...] = (
         "two hops: the own node's rows are summed first",
         _OWN_SUMS,
         (
-            ("u32 count = " + _NODES_BELOW, "u32 count = 0;"),
-            (_NODES_ABOVE, "count = list_nodes(token, 0, me.node, count);\n" + _NODES_ABOVE),
+            ("before = " + _NODES_BELOW, "before = 0;"),
+            (_NODES_ABOVE, "end = list_nodes(token, 0, me.node, end);\n" + _NODES_ABOVE),
         ),
         "fast",
         TWO_HOPS,
     ),
     one("two hops: sums are rounded before the biases", _OWN_SUMS, _BIASED, _ROUNDED, "fast", *TWO_HOPS),
+    one(
+        "two hops: a choice's weight also from ranks that do not hold it",
+        _GATHER,
+        "if (!held || i < begin || i >= end) sum += into.weights[i][k];",
+        "sum += into.weights[i][k];",
+        "fast",
+        *TWO_HOPS,
+    ),
+    one(
+        "two hops: holders of choices as in the first node",
+        _FORWARD,
+        "static_cast<i64>(me.near(0)) * args.experts_per_rank;",
+        "0;",
+        "fast",
+        *TWO_HOPS,
+    ),
     # --- ranks that are left out (P17)
     one(
         "two hops without ranks: the same words for local chunks of both roles",

@@ -280,7 +280,9 @@ def round_trip(buffer: deep_ep.ElasticBuffer, trial: ElasticTrial, blocks: int, 
     results = trial.dispatch(buffer, rank, do_expand=expanded, do_cpu_sync=exact, num_sms=blocks)
     trial.check(rank, results, expanded=expanded, exact=exact)
     handle = results[3]
-    combined = trial.combine(buffer, rank, handle, biases, weights=results[2])
+    # Whatever rows have in the columns of other ranks' choices.
+    weights = results[2] if expanded else torch.where(results[1] >= 0, results[2], torch.nan)
+    combined = trial.combine(buffer, rank, handle, biases, weights=weights)
     trial.check_combine(rank, combined, biases, one_by_one=one_by_one)
     ids = trial.work.topk_idx[rank]
     assert oracle.same_bits(combined[1].cpu(), torch.where(ids >= 0, trial.work.topk_weights[rank], 0.0))

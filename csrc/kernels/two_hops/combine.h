@@ -90,13 +90,14 @@ struct ReturnWork {
         u8* const message = chunk_to_send(op, way.owner, way.source, way.target);
         if (device::lane() == 0) store_chunk_header(op, message, chunk * layout.chunk_rows, count);
         for (u32 i = 0; i < count; ++i) {
-            const u32 summands = rows.list(tables.streams[line].begin + chunk * layout.chunk_rows + i, 0);
+            const u32 row = tables.streams[line].begin + chunk * layout.chunk_rows + i;
+            const u32 summands = rows.list(row, 0);
             __syncwarp();  // the list is complete
             sum_rows(shape, message + layout.rail.x_offset() + u64{i} * shape.row_bytes(), rows.into, summands, nullptr,
                      nullptr);
             if (carries_weights(args)) {
                 auto* const weights = reinterpret_cast<float*>(message + layout.rail.topk_weights_offset(count));
-                sum_weights(rows.into, summands, shape.topk(), weights + i * shape.topk());
+                rows.sum_weights(row, 0, summands, summands, weights + i * shape.topk());
             }
             __syncwarp();  // the list has been read
         }

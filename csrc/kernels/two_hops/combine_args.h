@@ -94,13 +94,4 @@ DEEP_EP_DEVICE_CALL void sum_rows(const Shape& shape, u8* to, const Summands& fr
     device::warp_sum_bf16(to, from.x, count, bias0, bias1, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
 }
 
-// A warp: sums weights, in the order of the summands.
-DEEP_EP_DEVICE void sum_weights(const Summands& from, u32 count, u32 topk, float* to) {
-    for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
-        float sum = 0.0f;
-        for (u32 i = 0; i < count; ++i) sum += from.weights[i][k];
-        to[k] = sum;
-    }
-}
-
 }  // namespace deep_ep::two_hops

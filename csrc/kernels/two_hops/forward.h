@@ -73,6 +73,18 @@ struct Forwarder {
         if (carries_source(args) && device::lane() == 0) to.source[at] = {token, static_cast<i32>(node_row)};
     }
 
+    // A warp: notes which rank of the node holds each choice of a node row, `at` its index in the table.
+    DEEP_EP_DEVICE void note_holders(const Rows& from, u32 row, u64 at) const {
+        const u32 topk = shape.topk();
+        const i64 first = static_cast<i64>(me.near(0)) * args.experts_per_rank;
+        for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
+            const u64 expert = static_cast<u64>(from.topk_idx.get(u64{row} * topk + k) - first);
+            const bool here = expert < u64{me.per_node} * args.experts_per_rank;
+            args.plan.holders[at * topk + k] =
+                here ? static_cast<i32>(static_cast<u32>(expert) / args.experts_per_rank) : -1;
+        }
+    }
+
     // A warp: stores `rows` node rows of a line, starting at its `first`, into all outputs that can be stored into.
     // Notes where each of them went.
     template <class NodeRows>
@@ -109,6 +121,9 @@ struct Forwarder {
             }
             __syncwarp();  // the list is complete
             const u32 row = rows_of.row(i);
+            if (args.notes_table != 0 && args.plan.holders != nullptr) {
+                note_holders(from, row, u64{tables.streams[line].begin + first + i});
+            }
             copies.to_many(row_addresses, count, from.x + u64{row} * row_bytes, row_bytes, args.streaming != 0);
             for (u32 k = 0; k < count; ++k) {
                 store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, first + i, row_ranks[k],

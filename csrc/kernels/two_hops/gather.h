@@ -82,6 +82,26 @@ struct Gatherer {
         }
         return count;
     }
+    // One thread: the weight of a choice of the node row at `row` in the table, from the rank of the node that holds
+    // it; 0 if none does. What other ranks have in its place is never read.
+    DEEP_EP_DEVICE float held_weight(u32 row, u32 k) const {
+        const u32 d = device::read_once(static_cast<u32>(args.plan.holders[u64{row} * topk + k]));
+        if (d >= me.per_node) return 0.0f;
+        const u32 index = device::read_once(static_cast<u32>(args.plan.table[u64{row} * me.per_node + d]));
+        return index - near[d].first < near[d].rows ? near[d].weights[u64{index} * topk + k] : 0.0f;
+    }
+    // A warp, after the barrier that follows the list: sums the weights of `count` summands in their order. Those in
+    // [begin, end) are the rows of the node row at `row` in the table.
+    DEEP_EP_DEVICE void sum_weights(u32 row, u32 begin, u32 end, u32 count, float* to) const {
+        const bool held = args.plan.holders != nullptr;
+        for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
+            float sum = held && begin < end ? held_weight(row, k) : 0.0f;
+            for (u32 i = 0; i < count; ++i) {
+                if (!held || i < begin || i >= end) sum += into.weights[i][k];
+            }
+            to[k] = sum;
+        }
+    }
     // One thread: gives the local chunks of a chunk back to their producers. `owner` is the rank whose rows they hold.
     DEEP_EP_DEVICE void give_back(u32 chunk, u32 chunks, u32 owner) const {
         if (chunk + wire::kLocalSlots >= chunks) return;  // the last one is not given back

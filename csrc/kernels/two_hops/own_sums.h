@@ -87,19 +87,21 @@ struct OwnerSums {
     DEEP_EP_DEVICE_CALL void sum_token(u32 token) const {
         const u32 row_bytes = shape.row_bytes(), topk = shape.topk();
         const i32 own = __shfl_sync(device::kFullMask, device::lane() == 0 ? node_row(token, me.node) : 0, 0);
-        u32 count = list_nodes(token, 0, me.node, 0);
+        const u32 own_row = tables.streams[me.node].begin + static_cast<u32>(own);
+        const u32 before = list_nodes(token, 0, me.node, 0);
+        u32 end = before;
         if (own >= 0) {
             if (!rows.find(me.node, chunk_of(static_cast<u32>(own)))) return;
-            count = rows.list(tables.streams[me.node].begin + static_cast<u32>(own), count);
+            end = rows.list(own_row, before);
         }
-        count = list_nodes(token, me.node + 1, args.layout.nodes, count);
+        const u32 count = list_nodes(token, me.node + 1, args.layout.nodes, end);
         __syncwarp();  // the list is complete
         const u64 offset = u64{token} * row_bytes;
         sum_rows(shape, args.combined_x + offset, rows.into, count,
                  args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
                  args.bias[1] != nullptr ? args.bias[1] + offset : nullptr);
         if (carries_weights(args)) {
-            sum_weights(rows.into, count, topk, args.combined_weights + u64{token} * topk);
+            rows.sum_weights(own_row, before, end, count, args.combined_weights + u64{token} * topk);
         }
     }
     // One thread, after its warp's loads: counts one more summed row of a chunk. The thread that counts the last one

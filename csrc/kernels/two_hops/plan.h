@@ -6,7 +6,7 @@
 
 namespace deep_ep::two_hops {
 
-// Written by notify, except the table, which dispatch writes. Device pointers.
+// Written by notify, except the table and the holders, which dispatch writes. Device pointers.
 struct Plan {
     i32* sent;          // [nodes] node rows that this rank sends to each node, its own included
     i32* sent_token;    // [nodes, tokens] the token of each node row
@@ -19,6 +19,8 @@ struct Plan {
     i32* node_rows;    // [ranks] node rows that each rank sends to this node
     i32* rank_prefix;  // [ranks] rows that this rank receives from the ranks up to and including each
     i32* table;        // [table_rows, per_node] for each forwarded node row: index among its source's rows; -1: none
+    i32* holders;  // [table_rows, topk] for each of its choices: local index of the rank with that expert; -1: none.
+                   // Null: a combine sums the weights of all ranks that have the row
     u32 table_rows;
 };
 

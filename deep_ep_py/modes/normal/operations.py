@@ -90,6 +90,9 @@ class DispatchArguments:
     """With a handle and `topk_idx`: the number of experts."""
     placement: Placement | None = None
     """The layout of the outputs; None: one row per token, scales row by row."""
+    notes_holders: bool = False
+    """Record which rank holds each choice, so that a combine takes its weight from there alone. In two hops; in one
+    hop, `CombineArguments.choices` say so."""
     before: tuple[torch.Tensor | None, ...] = ()
     """Tensors of kernels launched before, which may still use them."""
     called: str = "dispatch"
@@ -200,7 +203,8 @@ class PendingDispatch(_Pending):
             if given.topk_weights is not None:
                 recv_topk_weights = engine.empty((count, given.topk_weights.shape[1]), torch.float32)
             if not cached:
-                self.plan = self.plan.with_table(call, given.num_worst_tokens)
+                held_topk = self.sizes.topk if given.notes_holders else 0
+                self.plan = self.plan.with_table(call, given.num_worst_tokens, held_topk)
                 recv_source = engine.empty(self.plan.sources(count), torch.int32)
             counts = self._counts_per_expert()
             scales = self.rows.received_scales(count, engine.empty)

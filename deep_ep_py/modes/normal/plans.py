@@ -112,7 +112,7 @@ class OneHopPlan(_Plan):
         """Return the shape of the tensor of row sources."""
         return (rows,)
 
-    def with_table(self, call: C.Call, worst: int) -> OneHopPlan:
+    def with_table(self, call: C.Call, worst: int, held_topk: int) -> OneHopPlan:
         """Return the plan with the tensors whose sizes depend on the counts: none."""
         return self
 
@@ -176,6 +176,9 @@ class TwoHopPlan(_Plan):
     table : torch.Tensor
         int32 [forwarded node rows, ranks per node]: index of a row among those of its source for that rank, or -1. The
         dispatch writes it: 4 bytes for each node row and rank of the node.
+    holders : torch.Tensor
+        int32 [forwarded node rows, top-k], or empty: local index of the rank with the expert of each choice, or -1. The
+        dispatch writes it. A combine then takes each weight from that rank alone; otherwise it sums those of all ranks.
     """
 
     topology: Topology
@@ -189,6 +192,7 @@ class TwoHopPlan(_Plan):
     node_rows: torch.Tensor
     rank_prefix: torch.Tensor
     table: torch.Tensor
+    holders: torch.Tensor
 
     calls = C.two_hops
     """The native calls for such plans."""
@@ -212,6 +216,7 @@ class TwoHopPlan(_Plan):
             "node_rows": (ranks,),
             "rank_prefix": (ranks,),
             "table": (None, per_node),
+            "holders": (None, None),
         }
 
     def in_rank(self) -> torch.Tensor:
@@ -235,15 +240,18 @@ class TwoHopPlan(_Plan):
         """Return the shape of the tensor of row sources."""
         return rows, 2
 
-    def with_table(self, call: C.Call, worst: int) -> TwoHopPlan:
-        """Return the plan with a table, whose size depends on the counts.
+    def with_table(self, call: C.Call, worst: int, held_topk: int) -> TwoHopPlan:
+        """Return the plan with a table, whose size depends on the counts, and holders of `held_topk` choices per row.
 
-        It has a row for each node row that arrives or, if the host does not know how many, for the most that there can
-        be with `worst` rows at each rank: a node row becomes at least one row.
+        Both have a row for each node row that arrives or, if the host does not know how many, for the most that there
+        can be with `worst` rows at each rank: a node row becomes at least one row.
         """
         per_node = self.topology.ranks_per_node
         rows = worst * per_node if worst else C.normal.forwarded_rows(call)
-        return replace(self, table=torch.empty((rows, per_node), dtype=torch.int32, device=self.table.device))
+        table, holders = (
+            torch.empty((rows, width), dtype=torch.int32, device=self.table.device) for width in (per_node, held_topk)
+        )
+        return replace(self, table=table, holders=holders)
 
     def native(self) -> C.two_hops.Plan:
         """Return the addresses in the form that kernels take."""

@@ -80,6 +80,7 @@ struct Routing {
         const i64 local = expert(source, token, k) - i64{to} * kExpertsPerRank;
         return !lost.has(to) && local >= 0 && local < kExpertsPerRank ? local : -1;
     }
+    bool notes_holders() const { return lap % 2 != 0; }
     u16 x(u32 source, u32 token, u32 h) const { return static_cast<u16>(mixed(kX, lap, source, token, h)); }
     u32 scale(u32 source, u32 token, u32 i) const { return mixed(kScale, lap, source, token, i); }
     float weight(u32 source, u32 token, u32 k) const { return value(mixed(kWeight, lap, source, token, k)); }
@@ -134,15 +135,20 @@ class Planned {
                 .node_rows = node_rows_.data(),
                 .rank_prefix = rank_prefix_.data(),
                 .table = table_.data(),
+                .holders = holders_.data(),
                 .table_rows = static_cast<u32>(table_.size()) / per_node_};
     }
-    void make_table(u32 rows) { table_.resize(rows * per_node_); }
+    // `holds`: a combine takes each choice's weight from the rank that holds it.
+    void make_table(u32 rows, bool holds) {
+        table_.resize(rows * per_node_);
+        holders_.resize(holds ? rows * kTopk : 0);
+    }
 
   private:
     const u32 nodes_, per_node_;
     std::vector<i32> sent_, sent_token_, sent_marks_, node_row_, rows_to_rank_, forwarded_, node_rows_, rank_prefix_;
     std::vector<u32> sent_ranks_;
-    std::vector<i32> table_;
+    std::vector<i32> table_, holders_;
 };
 
 // A rank's tokens, sent to their destinations: its plans, and what it receives.
@@ -209,7 +215,7 @@ class Dispatched {
                whose() + "no counts, for reason " + std::to_string(reason));
         expect(host::normal::total_rows(call) == static_cast<i32>(count()), whose() + "rows");
         check_counts(call);
-        planned_.make_table(static_cast<u32>(host::normal::forwarded_rows(call)));
+        planned_.make_table(static_cast<u32>(host::normal::forwarded_rows(call)), routing_.notes_holders());
         unused_ = unused;
         const u32 rows = count() + unused;
         recv_x_ = Output(runtime(), arena, u64{rows} * kRowBytes);

@@ -127,7 +127,10 @@ class Trip : public Dispatched {
                 expect(one.sums.as<u16>()[t * kHidden + h] == rounded(sum), what + ": sum");
             }
             for (u32 k = 0; turn == 0 && k < kTopk; ++k) {
-                const auto of = [&](u32 holder) { return routing_.result_weight(turn, holder, rank_, t, k); };
+                const auto of = [&](u32 holder) {
+                    const bool counts = !routing_.notes_holders() || routing_.local_expert(rank_, t, k, holder) >= 0;
+                    return counts ? routing_.result_weight(turn, holder, rank_, t, k) : 0.0f;
+                };
                 const float sum = routing_.sum(rank_, t, of, [](float sum) { return sum; });
                 expect(one.weight_sums.as<float>()[t * kTopk + k] == sum, what + ": sum of weights");
             }
