@@ -41,6 +41,25 @@ def memory_limit(files: Files) -> MemoryLimit | None:
     return min(limits, key=lambda limit: limit.bytes, default=None)
 
 
+def free_memory(files: Files) -> int | None:
+    """Return the memory that can still be written before a process is killed for it; None if it is unknown.
+
+    Files' contents that the machine or a cgroup may drop count as free.
+    """
+    free = []
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", files.text("/proc/meminfo") or "", re.MULTILINE)
+    if available:
+        free.append(int(available[1]) << 10)
+    for folder, version in _folders(files, "memory") if files.live else ():
+        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, used = (files.number(f"{folder}/{name}") for name in names)
+        stat = files.text(f"{folder}/memory.stat") or ""
+        droppable = re.search(rf"^{'total_' if version == 1 else ''}inactive_file (\d+)$", stat, re.MULTILINE)
+        if limit is not None and limit < _NO_LIMIT and used is not None:
+            free.append(max(0, limit - used + (int(droppable[1]) if droppable else 0)))
+    return min(free, default=None)
+
+
 def memory_bytes(files: Files) -> int | None:
     """Return the lowest memory limit of the process's cgroup and its ancestors; None if there is none."""
     limits = []

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
-from deep_ep_py.core.cgroups import memory_limit
+from deep_ep_py.core.cgroups import free_memory, memory_limit
 from deep_ep_py.core.events import EventHandle
 from deep_ep_py.core.gpus import GpuAnswer
 from deep_ep_py.core.machine_files import Files
@@ -31,6 +31,9 @@ _DLPACK_TYPES = {
 """DLPack's type code and bits."""
 
 
+_FILES = Files(Path("/"), live=True)
+
+
 @cache
 def _carried(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
     """Return the type under which tensors of `dtype` are handed over, with its code and bits.
@@ -44,8 +47,14 @@ def _carried(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
 @cache
 def usable_memory() -> int:
     """Return the memory that this process may use: the machine's, or its cgroup's limit if that is lower."""
-    limit = memory_limit(Files(Path("/"), live=True))
+    limit = memory_limit(_FILES)
     return limit.bytes if limit is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def writable_memory() -> int:
+    """Return the memory that this process may write now: what is free, at most what it may use."""
+    free = free_memory(_FILES)
+    return usable_memory() if free is None else min(free, usable_memory())
 
 
 class CpuDevice:
@@ -77,6 +86,12 @@ class CpuDevice:
             raise ValueError(
                 f"arena_bytes={arena_bytes}: expected at most {usable_memory()}, the memory that this process may use"
             )
+
+    def room_for_regions(self, in_process: bool) -> tuple[int, str] | None:
+        """Return what is free if a pattern is written at once; otherwise the memory that processes may use."""
+        if in_process and self.poison:
+            return writable_memory(), "the memory that is free, since a pattern is written over all of it"
+        return usable_memory(), "the memory that they may use"
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Allocate plain memory in one process, anonymous shared memory between several; new pages are zero."""

@@ -168,6 +168,11 @@ class CudaDevice:
     def check_arena_bytes(self, arena_bytes: int) -> None:
         """Accept any size: the driver refuses what does not fit."""
 
+    def room_for_regions(self, in_process: bool) -> tuple[int, str] | None:
+        """Accept any size: the driver refuses what does not fit."""
+        del in_process
+        return None
+
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Map physical memory, with a descriptor if other processes need one.
 

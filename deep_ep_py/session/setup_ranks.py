@@ -65,15 +65,31 @@ class MemoryPlan:
 
         A size that the caller asked for is allocated at once; the default is the minimum of what suits each rank's
         device. Heaps in NVSHMEM's symmetric heap do not grow, so they get only the initial part of the default.
+
+        Raises
+        ------
+        ValueError
+            The regions of a machine's ranks do not fit into its memory.
         """
+        sharers = topology.machines.count(0)
         sizes = (arena_bytes, arena_bytes)
         if arena_bytes is None:
             by_host = bool(topology.networks) and not is_symmetric
-            sizes = device.default_arena_bytes(topology.machines.count(0), by_host)
+            sizes = device.default_arena_bytes(sharers, by_host)
             sizes = (
                 (sizes[0], sizes[0]) if is_symmetric else (min(max(sizes[0], first_arena_bytes), sizes[1]), sizes[1])
             )
-        first, most = (min(proposed) // _PAGE * _PAGE for proposed in zip(*bootstrap.all_gather(sizes), strict=True))
+        # All ranks look before any of them writes.
+        room = None if is_symmetric else device.room_for_regions(bootstrap.in_process)
+        *proposed, rooms, wanted = zip(*bootstrap.all_gather((*sizes, room, num_nvl_bytes)), strict=True)
+        least = min(filter(None, rooms), default=None)
+        # Ranks that want different sizes are refused later, for that.
+        if least is not None and len(set(wanted)) == 1 and num_nvl_bytes > least[0] // sharers:
+            raise ValueError(
+                f"num_nvl_bytes or num_rdma_bytes={num_nvl_bytes}: expected at most {least[0] // sharers}, the share "
+                f"of each of {sharers} ranks of a machine in {least[1]}"
+            )
+        first, most = (min(of_each) // _PAGE * _PAGE for of_each in proposed)
         return MemoryPlan(num_nvl_bytes, regions, arena_bytes, first, most)
 
     @property

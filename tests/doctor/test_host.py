@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.cgroups import cpu_quota, memory_limit
+from deep_ep_py.core.cgroups import cpu_quota, free_memory, memory_limit
 from deep_ep_py.core.machine_files import Files
 from deep_ep_py.doctor.findings import Verdict
 from deep_ep_py.doctor.host import host
@@ -44,6 +44,35 @@ def test_the_memory_of_a_cgroup(tmp_path: Path, cgroup: str, files: dict[str, st
     assert found.bytes == (2113411284 << 10 if expected is None else expected << 30)
     of_a_copy = memory_limit(Files(tmp_path))
     assert of_a_copy is not None and not of_a_copy.of_cgroup
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("0::/", {"memory.max": "max", "memory.current": "5000"}, 7000 << 10),
+        ("0::/", {"memory.max": "3000000", "memory.current": "1000000"}, 2000000),
+        (
+            "0::/",
+            {"memory.max": "3000000", "memory.current": "1000000", "memory.stat": "file 9\ninactive_file 7"},
+            2000007,
+        ),
+        ("0::/", {"memory.max": "1000", "memory.current": "3000"}, 0),
+        ("4:memory:/", {"memory/memory.limit_in_bytes": "900", "memory/memory.usage_in_bytes": "200"}, 700),
+        (
+            "4:memory:/",
+            {"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "2"},
+            7000 << 10,
+        ),
+    ],
+)
+def test_the_memory_that_is_free(tmp_path: Path, cgroup: str, files: dict[str, str], expected: int) -> None:
+    tree = Tree(tmp_path)
+    tree.host()
+    tree.file("/proc/meminfo", "MemTotal: 9000 kB\nMemAvailable: 7000 kB\n")
+    tree.file("/proc/self/cgroup", cgroup + "\n")
+    for name, text in files.items():
+        tree.file(f"/sys/fs/cgroup/{name}", text + "\n")
+    assert free_memory(live(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
