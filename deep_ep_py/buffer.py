@@ -394,7 +394,8 @@ class Buffer(V1Surface, NotCopied):
             From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from
             `num_tokens_per_rank`.
         topk_idx : torch.Tensor, optional
-            int64 or int32 [tokens, top-k], sent with the tokens; requires `topk_weights`.
+            int64 or int32 [tokens, top-k], sent with the tokens; requires `topk_weights`. The layout must be of these
+            ids: if an expert's count differs, or a choice's rank gets no row of its token, the call fails on all ranks.
         topk_weights : torch.Tensor, optional
             float32 [tokens, top-k]; requires `topk_idx`.
         expert_alignment : int
@@ -440,7 +441,7 @@ class Buffer(V1Surface, NotCopied):
             the Buffer's next call or by `destroy`. On a CPU with `async_finish`, the wait for the event raises it if
             that comes first.
         DeepEPError
-            Another rank failed, or this Buffer has failed before.
+            Another rank failed, this Buffer has failed before, or the layout is of other ids than `topk_idx`.
         """
         pending = self._begin_dispatch(
             x,

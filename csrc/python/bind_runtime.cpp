@@ -318,6 +318,7 @@ void bind_runtime(py::module_& m) {
     m.attr("MASKED") = static_cast<uint32_t>(wire::kMasked);
     m.attr("ELSEWHERE") = static_cast<uint32_t>(wire::kElsewhere);
     m.attr("OUTDATED") = static_cast<uint32_t>(wire::kOutdated);
+    m.attr("OTHER_IDS") = static_cast<uint32_t>(wire::kOtherIds);
     m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
     m.attr("MASK_PHASE") = wire::phase_name(wire::Phase::kMask);
     m.attr("MAX_RANKS") = wire::kMaxRanks;

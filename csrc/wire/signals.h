@@ -61,6 +61,7 @@ enum Reason : u32 {
     kOutdated = 11,  // a call was planned or captured when a rank took part that has since been left out
     kSilent = 12,    // nothing has arrived from a peer's machine for some time
     kUnheard = 13,   // a peer has heard nothing from this rank's machine, and continues without it
+    kOtherIds = 14,  // a dispatch was given ids and a layout of other ids
 };
 
 // What the failed rank has done, for messages: a verb, usually followed by the peer.
@@ -82,6 +83,8 @@ constexpr const char* reason_name(u32 reason) {
             return "used a handle, or replayed a graph, from before it left out";
         case kElsewhere:
             return "had an operation fail on another of its Buffers, whose results this one may have been given";
+        case kOtherIds:
+            return "was given ids for a dispatch and a layout of other ids";
         default:
             return "failed";
     }

@@ -46,6 +46,7 @@ __all__: list[str] = [
     "NicCounters",
     "NicMessage",
     "NicOptions",
+    "OTHER_IDS",
     "OUTDATED",
     "OVERFLOW",
     "Run",
@@ -632,6 +633,7 @@ MAX_REGIONS: int = 16
 MAX_TOKENS: int = 2097151
 MISMATCH: int = 3
 NETWORK: int = 6
+OTHER_IDS: int = 14
 OUTDATED: int = 11
 OVERFLOW: int = 5
 SIGNAL_UNIT: int = 32768

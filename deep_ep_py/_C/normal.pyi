@@ -218,6 +218,7 @@ def notify(
     *,
     is_token_in_rank: int,
     tokens_per_expert: int,
+    topk_idx: int,
     plan: Plan,
     counts: CountTensors,
     max_rows: int,

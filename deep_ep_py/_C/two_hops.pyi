@@ -75,6 +75,7 @@ def notify(
     *,
     is_token_in_rank: int,
     tokens_per_expert: int,
+    topk_idx: int,
     plan: Plan,
     counts: deep_ep_py._C.normal.CountTensors,
     max_rows: int,

@@ -66,6 +66,8 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, proce
             f"topk_idx: {failure.seen} rows in the expanded layout of rank {failure.peer}, expected at most "
             f"{failure.expected}: without a host wait, the experts of a token must be distinct"
         )
+    if failure.reason == C.OTHER_IDS:
+        return f"{call.kind}: {_other_ids_text(failure)}, since the layout must be that of the ids that are sent"
     if failure.reason == C.OVERFLOW:
         return (
             f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "
@@ -104,6 +106,17 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, proce
     )
 
 
+def _other_ids_text(failure: C.Failure) -> str:
+    if failure.peer >= 0:
+        return (
+            f"is_token_in_rank[{failure.expected}, {failure.peer}] is False: expected True for topk_idx="
+            f"{failure.seen}, an expert of rank {failure.peer}"
+        )
+    announced, counted = failure.seen >> 32, failure.seen & 0xFFFFFFFF
+    announced -= (announced >> 31) << 32
+    return f"num_tokens_per_expert[{failure.expected}] is {announced}: expected {counted}, as many as in topk_idx"
+
+
 def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
     """Return the cause in the abort word: a failure of the rank that wrote it, or the loss of another rank."""
     if failure.cause_reason == C.DIED:
@@ -114,8 +127,8 @@ def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
         return unheard_text(failure.cause_peer, process_of(failure.cause_peer), failure.cause_rank)
     if failure.cause_reason == C.LEFT:
         return f"rank {failure.cause_peer} has destroyed or dropped its Buffer"
-    blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
-    return f"rank {failure.cause_rank} {failure.cause}{blamed}"
+    blames = failure.cause_peer >= 0 and failure.cause_reason != C.OTHER_IDS
+    return f"rank {failure.cause_rank} {failure.cause}{f' rank {failure.cause_peer}' if blames else ''}"
 
 
 def _network_text(failure: C.Failure, runtime: C.Runtime) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -70,6 +71,79 @@ def test_another_call() -> None:
 
     for one in run_ranks(RANKS, on_each_rank):
         assert "which call ('dispatch' on ranks 0-1, 3; 'combine' on rank 2)" in one, one
+
+
+# Experts of each token: two of each of two ranks. Each of the 8 experts is chosen 4 times.
+TOKENS, TOPK, EXPERTS = 8, 4, 8
+IDS = torch.arange(TOKENS * TOPK).view(TOKENS, TOPK) % EXPERTS
+WRONG_COUNT = r"num_tokens_per_expert\[\d\] is {}: expected {}, as many as in topk_idx"
+NO_ROW = r"is_token_in_rank\[\d, \d\] is False: expected True for topk_idx=\d, an expert of rank \d"
+OTHER_IDS: dict[str, tuple[str, Any, str]] = {
+    "masked": ("topk_idx", lambda ids: torch.where(torch.arange(TOPK) % 2 == 0, -1, ids), WRONG_COUNT.format(4, 0)),
+    "rerouted": ("topk_idx", lambda ids: (ids + EXPERTS // 2) % EXPERTS, NO_ROW),
+    "another of the same rank": ("topk_idx", lambda ids: ids // 2 * 2, WRONG_COUNT.format(4, "[08]")),
+    "other counts": ("num_tokens_per_expert", lambda counts: counts + 1, WRONG_COUNT.format(5, 4)),
+    "negative counts": ("num_tokens_per_expert", lambda counts: counts - 50, WRONG_COUNT.format(-46, 4)),
+    "no rows": ("is_token_in_rank", torch.zeros_like, NO_ROW),
+}
+
+
+def dispatch_ids(buffer: deep_ep.Buffer, num_experts: int = EXPERTS, **changes: Any) -> Any:
+    """Dispatch with a layout, parts of which are changed after it has been counted."""
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(IDS, EXPERTS)
+    per_expert = torch.cat([per_expert, per_expert.new_zeros(num_experts - EXPERTS)])
+    given = {"num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank, "topk_idx": IDS}
+    given |= {part: change(given[part]) for part, change in changes.items()}
+    x, weights = torch.zeros(TOKENS, 128, dtype=torch.bfloat16), torch.zeros(TOKENS, TOPK)
+    return buffer.dispatch(x, topk_weights=weights, num_tokens_per_rank=per_rank * 0 + 5, **given)
+
+
+@pytest.mark.parametrize("name", OTHER_IDS)
+@pytest.mark.parametrize("options", [{}, {"fabric": "ibgda", "ranks_per_node": 2}], ids=["one hop", "two hops"])
+def test_layout_of_other_ids(name: str, options: dict[str, Any]) -> None:
+    """The rank that sends ids of which its layout is not says so, and all ranks end, before any row is sent."""
+    part, change, said = OTHER_IDS[name]
+
+    def on_each_rank(group: Any) -> str:
+        with deep_ep.Buffer(group, 1 << 20, timeout=20, **options) as buffer:
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                dispatch_ids(buffer, **({part: change} if buffer.rank == ODD else {}))
+            buffer.recover()
+            assert buffer.stats()["dispatches"] == 0
+            received = dispatch_ids(buffer)
+            assert received.num_recv_tokens_per_expert_list == [4 * RANKS, 4 * RANKS]
+            return str(info.value)
+
+    for rank, one in enumerate(run_ranks(RANKS, on_each_rank)):
+        if rank == ODD:
+            assert re.fullmatch(rf"rank {ODD}: dispatch: {said}, since the layout must be that of the ids .*", one), one
+        else:
+            assert f"because rank {ODD} was given ids for a dispatch and a layout of other ids" in one, one
+
+
+def test_layout_of_tokens_that_are_not_there() -> None:
+    def on_each_rank(group: Any) -> str:
+        with deep_ep.Buffer(group, 1 << 20, timeout=20) as buffer:
+            tokens = 0 if buffer.rank == ODD else TOKENS
+            ids, x = IDS[:tokens], torch.zeros(tokens, 128, dtype=torch.bfloat16)
+            per_rank, _, _, in_rank, _ = buffer.get_dispatch_layout(ids, EXPERTS)
+            per_expert = buffer.get_dispatch_layout(IDS, EXPERTS)[2]
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                buffer.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, torch.zeros(tokens, TOPK))
+            return str(info.value)
+
+    told = run_ranks(RANKS, on_each_rank)
+    assert re.search(WRONG_COUNT.format(4, 0), told[ODD]), told
+
+
+def test_layout_of_fewer_experts() -> None:
+    def on_each_rank(group: Any) -> str:
+        with deep_ep.Buffer(group, 1 << 20, timeout=20) as buffer:
+            with pytest.raises(deep_ep.DeepEPError, match="ids") as info:
+                dispatch_ids(buffer, 2 * EXPERTS)
+            return str(info.value)
+
+    assert any(re.search(NO_ROW, one) for one in run_ranks(RANKS, on_each_rank))
 
 
 def test_other_memory() -> None:

@@ -6,7 +6,7 @@ A change is a pair of texts; the first occurs exactly once in the file.
 from __future__ import annotations
 
 from mutants import expanded, fabrics, low_latency, machines, masks, once_per_node, proxy, two_hops
-from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
+from mutants.mutant import BOUNDS, FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
 _MARK = "device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));"
@@ -182,6 +182,30 @@ MUTANTS = (
         "tsan",
         "peer",
         "peer rounds",
+    ),
+    one(
+        "other ids: the counts of experts are not compared",
+        "kernels/normal/same_ids.h",
+        "if (announced != counted) op.fail(",
+        "if (announced < counted) op.fail(",
+        "fast",
+        *BOUNDS,
+    ),
+    one(
+        "other ids: a choice whose rank gets no row is let pass",
+        "kernels/normal/same_ids.h",
+        "if (layout.is_token_in_rank[u64{token} * op.ranks() + r] != 0) continue;",
+        "continue;",
+        "fast",
+        *BOUNDS,
+    ),
+    one(
+        "other ids: a grid of several blocks checks nothing",
+        "kernels/normal/same_ids.h",
+        "return given() && blockIdx.x == gridDim.x - 1;",
+        "return given() && gridDim.x == 1;",
+        "fast",
+        *BOUNDS,
     ),
     silent(
         "notify: relaxed counts",

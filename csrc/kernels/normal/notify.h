@@ -8,6 +8,7 @@
 #include "kernels/common/operation.h"
 #include "kernels/common/shape.h"
 #include "kernels/normal/counts.h"
+#include "kernels/normal/same_ids.h"
 
 namespace deep_ep {
 
@@ -22,6 +23,8 @@ struct NotifyArgs {
     u32 finish_later;              // this kernel does not wait for the peers' counts: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts]; null without top-k
+    ExpertIds topk_idx;            // [tokens, topk] the ids that are sent
+    Divider experts_per_rank;
     Plan plan;
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
     ReceivedCounts received;
@@ -175,16 +178,20 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks
     make_starts(args, op, ranks);
 }
 
-// Works with any grid size. The last block to finish scanning exchanges the counts, or only sends those of this rank.
+// Works with any grid size. The last block to finish its part exchanges the counts, or only sends those of this rank.
 template <class Shape>
 DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     if (!op.enter()) return;
-    const u32 ranks = Shape::of(args.shape).ranks();
+    const auto shape = Shape::of(args.shape);
+    const u32 ranks = shape.ranks();
 
-    const u32 first = blockIdx.x * device::warps() + device::warp();
-    for (u32 r = first; r < ranks; r += gridDim.x * device::warps()) {
+    const LayoutOfIds layout = layout_of_ids(args, shape.topk());
+    if (layout.checked_here()) check_layout(op, layout, reinterpret_cast<i32*>(shared));
+    const u32 blocks = layout.numbering(), first = blockIdx.x * device::warps() + device::warp();
+    for (u32 r = first; blockIdx.x < blocks && r < ranks; r += blocks * device::warps()) {
         const u32 rows = scan_destination(args, ranks, r, op.present(r));
         if (device::lane() == 0) args.plan.rows_to_rank[r] = static_cast<i32>(rows);
     }
@@ -217,11 +224,12 @@ DEEP_EP_KERNEL void notify_cached(DEEP_EP_ARGUMENT const NotifyCachedArgs args) 
     if (threadIdx.x == 0) op.take_number(args.kind, args.arguments);
 }
 
-struct NotifyKernel : NoSharedMemory {
+struct NotifyKernel {
     static constexpr const char* kName = "notify";
     using Args = NotifyArgs;
     template <class Shape>
     static constexpr auto kEntry = notify<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return counted_ids_bytes(block); }
 };
 
 struct CountsKernel : NoSharedMemory {

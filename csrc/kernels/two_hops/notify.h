@@ -6,6 +6,7 @@
 #include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
 #include "kernels/normal/counts.h"
+#include "kernels/normal/same_ids.h"
 #include "kernels/two_hops/number.h"
 #include "kernels/two_hops/offers.h"
 
@@ -22,6 +23,8 @@ struct NotifyArgs {
     u32 finish_later;              // this kernel does not wait for the peers' counts: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts]
+    ExpertIds topk_idx;            // [tokens, topk] the ids that are sent
+    Divider experts_per_rank;
     Plan plan;
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
     ReceivedCounts received;
@@ -31,10 +34,11 @@ struct NotifyArgs {
 
 struct NotifyShared {
     SharedArray<u32> rows;
+    SharedArray<i32> choices;  // of each expert, by the block that checks the layout
     u32 bytes;
 
     constexpr explicit NotifyShared(const BlockSizes& block, SharedCut cut = {})
-        : rows(cut.take<u32>(block.warps * block.per_node)), bytes(cut.end()) {}
+        : rows(cut.take<u32>(block.warps * block.per_node)), choices(cut.take<i32>(block.experts)), bytes(cut.end()) {}
 };
 
 // The block: sends each forwarder the counts of this rank's row stream to its node.
@@ -203,7 +207,7 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, const Pla
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }
 
-// Works with any grid size. The last block to finish numbering exchanges the counts, or only sends those of this rank.
+// Works with any grid size. The last block to finish its part exchanges the counts, or only sends those of this rank.
 template <class Shape>
 DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -215,8 +219,10 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     const NotifyShared at({op.ranks(), 0, 0, device::warps(), 0, layout.per_node});
     u32* const rows = at.rows.in(shared) + device::warp() * layout.per_node;
 
-    const u32 first = blockIdx.x * device::warps() + device::warp();
-    for (u32 node = first; node < layout.nodes; node += gridDim.x * device::warps()) {
+    const LayoutOfIds ids = layout_of_ids(args, Shape::of(args.shape).topk());
+    if (ids.checked_here()) check_layout(op, ids, at.choices.in(shared));
+    const u32 blocks = ids.numbering(), first = blockIdx.x * device::warps() + device::warp();
+    for (u32 node = first; blockIdx.x < blocks && node < layout.nodes; node += blocks * device::warps()) {
         number_node_rows(op, args.plan, layout, {args.is_token_in_rank, args.tokens, op.ranks()}, node, rows);
     }
     if (!op.last_block(kCounted)) return;

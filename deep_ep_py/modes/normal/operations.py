@@ -157,6 +157,7 @@ class PendingDispatch(_Pending):
                 sizes,
                 is_token_in_rank=in_rank.data_ptr(),
                 tokens_per_expert=per_expert.data_ptr(),
+                topk_idx=0 if given.topk_idx is None else given.topk_idx.data_ptr(),
                 plan=plan.native(),
                 counts=received.native(starts=offers_layout),
                 max_rows=given.num_worst_tokens,

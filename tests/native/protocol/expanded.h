@@ -89,8 +89,8 @@ class Batch {
         counts.alignment = kAlignment;
         counts.expanded = true;
         counts.starts = numbers_;
-        auto call = host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), counts, 0,
-                                         false, buffer_.blocks);
+        auto call = host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), address(idx_), plan(),
+                                         counts, 0, false, buffer_.blocks);
         runtime.wait_counts(*call);
         const auto count = static_cast<u32>(host::normal::total_rows(*call));
         expect(count == rows_.size(), "rows received");

@@ -334,12 +334,15 @@ class Batch {
         return {token_row.data(), row_token.data(), prefix.data(), source_tokens.data(), rows_to_rank_.data()};
     }
 
-    std::shared_ptr<host::Call> notify(bool finish_later = false) {
+    // `reroute`: changes the ids behind the layout's back.
+    std::shared_ptr<host::Call> notify(bool finish_later = false,
+                                       const std::function<void(std::vector<i64>&)>& reroute = {}) {
         host::Runtime& runtime = buffer_.runtime();
         runtime.wait_launch(host::normal::layout(runtime, sizes, address(idx_), address(per_rank_), 0,
                                                  address(per_expert_), address(in_rank_), buffer_.blocks));
-        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), {}, 0,
-                                    finish_later, buffer_.blocks);
+        if (reroute) reroute(idx_);
+        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), address(idx_), plan(), {},
+                                    0, finish_later, buffer_.blocks);
     }
     // After notify(): the counts, then the rows. Returns false if the call failed before there were any counts.
     bool dispatch(host::Call& call) {

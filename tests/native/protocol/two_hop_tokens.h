@@ -203,8 +203,8 @@ class Dispatched {
     std::shared_ptr<host::Call> notify() {
         runtime().wait_launch(host::normal::layout(runtime(), sizes_, address(idx_), address(per_rank_), 0,
                                                    address(per_expert_), address(in_rank_), buffer_.blocks));
-        return host::two_hops::notify(runtime(), sizes_, address(in_rank_), address(per_expert_), planned_.plan(), {},
-                                      0, routing_.lap % 2 != 0, buffer_.blocks);
+        return host::two_hops::notify(runtime(), sizes_, address(in_rank_), address(per_expert_), address(idx_),
+                                      planned_.plan(), {}, 0, routing_.lap % 2 != 0, buffer_.blocks);
     }
     // After notify(). `unused`: rows of the output that no rank sends.
     void dispatch(host::Call& call, bool arena, u32 unused = 0) {

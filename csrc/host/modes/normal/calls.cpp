@@ -59,8 +59,8 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, const CountTensors& counts,
-                             uint32_t max_rows, bool finish_later, unsigned blocks) {
+                             uint64_t tokens_per_expert, uint64_t topk_idx, const Plan& plan,
+                             const CountTensors& counts, uint32_t max_rows, bool finish_later, unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
     if (experts > kMaxExperts) {
         throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
@@ -77,6 +77,8 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.finish_later = finish_later;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
+    args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
+    if (sizes.topk != 0) args.experts_per_rank = Divider::by(experts);
     args.plan = plan;
     args.rows_per_expert = call->words.get();
     args.received = received_counts(counts, args.shape.ranks_);
@@ -84,10 +86,11 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
     }
-    // One warp per destination scans the tokens. The kernel has no work for more thread blocks, and the last one to
-    // arrive continues alone.
-    blocks = std::min(blocks, wire::ceil_div(args.shape.ranks_, runtime.launcher().warps()));
-    call->serial = runtime.launch<NotifyKernel>(args, blocks);
+    // One warp per destination scans the tokens, and one more block checks the ids. The kernel has no work for further
+    // thread blocks, and the last one to arrive continues alone.
+    blocks =
+        std::min(blocks, wire::ceil_div(args.shape.ranks_, runtime.launcher().warps()) + (sizes.topk != 0 ? 1 : 0));
+    call->serial = runtime.launch<NotifyKernel>(args, blocks, sizes.topk != 0 ? sizes.experts : 0);
     Counting counting{experts, nullptr};
     if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
     call->mode = counting;

@@ -71,10 +71,11 @@ uint32_t max_ranks(const Runtime& runtime, uint32_t experts);
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
                 uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks);
 // `max_rows`: the maximum that any rank may receive; 0: unlimited. `finish_later`: other operations may be begun or
-// finished before this one is finished, which then requires counts() first.
+// finished before this one is finished, which then requires counts() first. `topk_idx`: the ids that are sent, of which
+// the layout must be, if there is a top-k.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, const CountTensors& counts,
-                             uint32_t max_rows, bool finish_later, unsigned blocks);
+                             uint64_t tokens_per_expert, uint64_t topk_idx, const Plan& plan,
+                             const CountTensors& counts, uint32_t max_rows, bool finish_later, unsigned blocks);
 void counts(Call& call);
 // Whether counts() has yet to be called.
 bool lacks_counts(const Call& call);
