@@ -60,9 +60,8 @@ class Buffer(V1Surface, NotCopied):
     group : torch.distributed.ProcessGroup
         The ranks. Under `deep_ep_py.testing.run_ranks`, the group that it passes to each rank.
     num_nvl_bytes : int
-        Bytes for rows and counts in transit, a multiple of 128: at least 4 rows per rank and region, preferably 64. On
-        a CPU, more than the memory that a machine's ranks may use together is refused; in `run_ranks`, which writes a
-        pattern over all of it, more than what is free.
+        Bytes for rows and counts in transit, a multiple of 128: at least 4 rows per rank and region, preferably 64. In
+        `run_ranks`, which writes a pattern over all of it, more than what is free is refused.
     num_rdma_bytes : int
         The same for low-latency calls; see `get_low_latency_rdma_size_hint`. Both modes share the same memory, the
         larger of the two sizes. Without `low_latency_mode` this one has no effect.

@@ -87,11 +87,9 @@ class CpuDevice:
                 f"arena_bytes={arena_bytes}: expected at most {usable_memory()}, the memory that this process may use"
             )
 
-    def room_for_regions(self, in_process: bool) -> tuple[int, str] | None:
-        """Return what is free if a pattern is written at once; otherwise the memory that processes may use."""
-        if in_process and self.poison:
-            return writable_memory(), "the memory that is free, since a pattern is written over all of it"
-        return usable_memory(), "the memory that they may use"
+    def room_for_regions(self, in_process: bool) -> int | None:
+        """See `Device`. Between processes, pages cost nothing before they are used."""
+        return writable_memory() if in_process and self.poison else None
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Allocate plain memory in one process, anonymous shared memory between several; new pages are zero."""

@@ -168,7 +168,7 @@ class CudaDevice:
     def check_arena_bytes(self, arena_bytes: int) -> None:
         """Accept any size: the driver refuses what does not fit."""
 
-    def room_for_regions(self, in_process: bool) -> tuple[int, str] | None:
+    def room_for_regions(self, in_process: bool) -> int | None:
         """Accept any size: the driver refuses what does not fit."""
         del in_process
         return None

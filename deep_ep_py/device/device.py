@@ -79,10 +79,10 @@ class Device(Protocol):
     def check_arena_bytes(self, arena_bytes: int) -> None:
         """Refuse a size that the device cannot have, by a ValueError that names `arena_bytes`."""
 
-    def room_for_regions(self, in_process: bool) -> tuple[int, str] | None:
-        """Return the bytes that the ranks of this machine may have together for rows in transit, and what they are.
+    def room_for_regions(self, in_process: bool) -> int | None:
+        """Return the bytes that are free for rows in transit of all ranks, if a pattern is written over all of them.
 
-        None: any size, and the driver refuses what does not fit.
+        None: no pattern is written.
         """
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:

@@ -69,7 +69,7 @@ class MemoryPlan:
         Raises
         ------
         ValueError
-            The regions of a machine's ranks do not fit into its memory.
+            The ranks' regions, over which a pattern would be written, do not fit into the memory that is free.
         """
         sharers = topology.machines.count(0)
         sizes = (arena_bytes, arena_bytes)
@@ -84,10 +84,10 @@ class MemoryPlan:
         *proposed, rooms, wanted = zip(*bootstrap.all_gather((*sizes, room, num_nvl_bytes)), strict=True)
         least = min(filter(None, rooms), default=None)
         # Ranks that want different sizes are refused later, for that.
-        if least is not None and len(set(wanted)) == 1 and num_nvl_bytes > least[0] // sharers:
+        if least is not None and len(set(wanted)) == 1 and num_nvl_bytes > least // sharers:
             raise ValueError(
-                f"num_nvl_bytes or num_rdma_bytes={num_nvl_bytes}: expected at most {least[0] // sharers}, the share "
-                f"of each of {sharers} ranks of a machine in {least[1]}"
+                f"num_nvl_bytes or num_rdma_bytes={num_nvl_bytes}: expected at most {least // sharers}, the share of "
+                f"each of {sharers} ranks in the memory that is free, since a pattern is written over all of it"
             )
         first, most = (min(of_each) // _PAGE * _PAGE for of_each in proposed)
         return MemoryPlan(num_nvl_bytes, regions, arena_bytes, first, most)
