@@ -457,7 +457,9 @@ class Buffer(V1Surface, NotCopied):
             num_worst_tokens=num_worst_tokens,
             config=config,
         )
-        return Dispatched(*pending.finish())
+        recv_x, recv_topk_idx, recv_topk_weights, counts, record, event = pending.finish()
+        handle = None if record is None else record.handle()
+        return Dispatched(recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event)
 
     def _begin_dispatch(
         self,

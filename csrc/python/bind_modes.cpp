@@ -24,18 +24,22 @@ using host::two_hops::TwoHopPlan;
 i32* numbers(uint64_t address) { return reinterpret_cast<i32*>(address); }
 
 Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uint64_t source_tokens,
-               uint64_t rows_to_rank) {
-    return {numbers(token_row), numbers(row_token), numbers(rank_prefix), numbers(source_tokens),
-            numbers(rows_to_rank)};
+               uint64_t rows_to_rank, uint64_t rank_begin, uint64_t rank_end, uint64_t token_node,
+               uint64_t tokens_to_node) {
+    return {numbers(token_row),     numbers(row_token),    numbers(rank_prefix),
+            numbers(source_tokens), numbers(rows_to_rank), numbers(rank_begin),
+            numbers(rank_end),      numbers(token_node),   numbers(tokens_to_node)};
 }
 
 TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_ranks, uint64_t sent_marks,
                              uint64_t node_row, uint64_t rows_to_rank, uint64_t forwarded, uint64_t node_rows,
-                             uint64_t rank_prefix, uint64_t table, uint64_t holders, uint32_t table_rows) {
+                             uint64_t rank_prefix, uint64_t node_forwarded, uint64_t rank_begin, uint64_t table,
+                             uint64_t holders, uint32_t table_rows) {
     return {numbers(sent),       numbers(sent_token), reinterpret_cast<u32*>(sent_ranks),
             numbers(sent_marks), numbers(node_row),   numbers(rows_to_rank),
             numbers(forwarded),  numbers(node_rows),  numbers(rank_prefix),
-            numbers(table),      numbers(holders),    table_rows};
+            numbers(table),      numbers(holders),    table_rows,
+            numbers(node_forwarded), numbers(rank_begin)};
 }
 
 // Binds the calls that one-hop and two-hop mode have in common; their arguments have the same names.
@@ -55,7 +59,8 @@ void bind_two_hops(py::module_& module) {
     py::class_<TwoHopPlan>(m, "Plan").def(
         py::init(&make_two_hop_plan), py::kw_only(), py::arg("sent"), py::arg("sent_token"), py::arg("sent_ranks"),
         py::arg("sent_marks"), py::arg("node_row"), py::arg("rows_to_rank"), py::arg("forwarded"), py::arg("node_rows"),
-        py::arg("rank_prefix"), py::arg("table"), py::arg("holders"), py::arg("table_rows"));
+        py::arg("rank_prefix"), py::arg("node_forwarded"), py::arg("rank_begin"), py::arg("table"), py::arg("holders"),
+        py::arg("table_rows"));
     m.def("min_region_bytes", &host::two_hops::min_region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("staging", &host::two_hops::staging, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
           py::arg("ranks_per_node"), py::arg("bytes_in_flight"));
@@ -96,6 +101,7 @@ void bind_normal(py::module_& module) {
         .def_readwrite("recv_topk_idx", &DispatchTensors::recv_topk_idx)
         .def_readwrite("recv_topk_weights", &DispatchTensors::recv_topk_weights)
         .def_readwrite("recv_src_idx", &DispatchTensors::recv_src_idx)
+        .def_readwrite("source_words", &DispatchTensors::source_words)
         .def_readwrite("ordinals", &DispatchTensors::ordinals)
         .def_readwrite("expanded_rows", &DispatchTensors::expanded_rows);
     py::class_<CombineTensors>(m, "CombineTensors")
@@ -103,6 +109,7 @@ void bind_normal(py::module_& module) {
         .def_readwrite("x", &CombineTensors::x)
         .def_readwrite("topk_weights", &CombineTensors::topk_weights)
         .def_readwrite("src_idx", &CombineTensors::src_idx)
+        .def_readwrite("source_words", &CombineTensors::source_words)
         .def_readwrite("combined_x", &CombineTensors::combined_x)
         .def_readwrite("combined_weights", &CombineTensors::combined_weights)
         .def_readwrite("bias", &CombineTensors::bias)
@@ -120,7 +127,9 @@ void bind_normal(py::module_& module) {
         .def_readwrite("expanded", &CountTensors::expanded)
         .def_readwrite("starts", &CountTensors::starts);
     py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
-                                    py::arg("rank_prefix"), py::arg("source_tokens"), py::arg("rows_to_rank"));
+                                    py::arg("rank_prefix"), py::arg("source_tokens"), py::arg("rows_to_rank"),
+                                    py::arg("rank_begin") = 0, py::arg("rank_end") = 0, py::arg("token_node") = 0,
+                                    py::arg("tokens_to_node") = 0);
     m.def("min_region_bytes", &host::normal::min_region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("put_bytes", &host::normal::put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("max_ranks", &host::normal::max_ranks, py::arg("runtime"), py::arg("experts"));

@@ -90,6 +90,10 @@ class DispatchTensors:
     @scales_stride.setter
     def scales_stride(self, arg0: typing.Annotated[collections.abc.Sequence[int], "FixedSize(2)"]) -> None: ...
     @property
+    def source_words(self) -> int: ...
+    @source_words.setter
+    def source_words(self, arg0: int) -> None: ...
+    @property
     def topk_idx(self) -> int: ...
     @topk_idx.setter
     def topk_idx(self, arg0: int) -> None: ...
@@ -128,6 +132,10 @@ class CombineTensors:
     def id_bytes(self) -> int: ...
     @id_bytes.setter
     def id_bytes(self, arg0: int) -> None: ...
+    @property
+    def source_words(self) -> int: ...
+    @source_words.setter
+    def source_words(self, arg0: int) -> None: ...
     @property
     def src_idx(self) -> int: ...
     @src_idx.setter
@@ -172,7 +180,16 @@ class CountTensors:
 
 class Plan:
     def __init__(
-        self, token_row: int, row_token: int, rank_prefix: int, source_tokens: int, rows_to_rank: int
+        self,
+        token_row: int,
+        row_token: int,
+        rank_prefix: int,
+        source_tokens: int,
+        rows_to_rank: int,
+        rank_begin: int = 0,
+        rank_end: int = 0,
+        token_node: int = 0,
+        tokens_to_node: int = 0,
     ) -> None: ...
 
 def combine(

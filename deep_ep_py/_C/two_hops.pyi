@@ -39,6 +39,8 @@ class Plan:
         forwarded: int,
         node_rows: int,
         rank_prefix: int,
+        node_forwarded: int,
+        rank_begin: int,
         table: int,
         holders: int,
         table_rows: int,

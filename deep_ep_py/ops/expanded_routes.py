@@ -11,7 +11,7 @@ from deep_ep_py.buffer import Buffer
 from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.normal.counted import Choices
 from deep_ep_py.modes.normal.expanded import Expanded
-from deep_ep_py.modes.normal.handles import DispatchHandle
+from deep_ep_py.modes.normal.handles import DispatchRecord
 from deep_ep_py.ops.routes import empty_routes, routes_of_rows, to_handle, to_routes
 from deep_ep_py.v2.handle import EPHandle
 
@@ -26,7 +26,7 @@ class ExpandedRoutes:
 
     Attributes
     ----------
-    handle : DispatchHandle
+    handle : DispatchRecord
         The routes of its rows.
     layout : Expanded
         Where a token's rows are.
@@ -36,7 +36,7 @@ class ExpandedRoutes:
         Whether the layout may have rows after those of the last expert.
     """
 
-    handle: DispatchHandle
+    handle: DispatchRecord
     layout: Expanded
     choices: Choices
     padded: bool

@@ -10,7 +10,7 @@ import torch
 
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.core.arguments import tensor
-from deep_ep_py.modes.normal.handles import DispatchHandle
+from deep_ep_py.modes.normal.handles import DispatchRecord, Handle, record_of
 from deep_ep_py.modes.normal.plans import TwoHopPlan, way_of
 from deep_ep_py.ops.registry import serial_of
 from deep_ep_py.ops.row_types import zero_rows
@@ -20,15 +20,15 @@ _NUMBERS_OF_ROUTES = 5
 """Elements of the first tensor. Next come the tensors of a plan, the first with a row per token, then row sources."""
 
 
-def to_routes(buffer: Buffer, handle: DispatchHandle, padded: bool) -> list[torch.Tensor]:
+def to_routes(buffer: Buffer, handle: Handle, padded: bool) -> list[torch.Tensor]:
     """Return the routes of a handle.
 
     Parameters
     ----------
     buffer : Buffer
         The Buffer of the handle; it must be registered.
-    handle : DispatchHandle
-        The handle of a dispatch that has just ended.
+    handle : DispatchHandle or DispatchRecord
+        Of a dispatch that has just ended.
     padded : bool
         Whether the outputs have rows that no rank sent.
 
@@ -38,8 +38,9 @@ def to_routes(buffer: Buffer, handle: DispatchHandle, padded: bool) -> list[torc
         int64 [5] on the CPU: the numbers of the Buffer, operation and generation, top-k and `padded`. Then int32
         tensors on the device of the rows.
     """
-    numbers = torch.tensor([serial_of(buffer), handle.operation, handle.generation, handle.topk, padded], device="cpu")
-    return [numbers, *handle.tensors()]
+    record = record_of(handle)
+    numbers = torch.tensor([serial_of(buffer), record.operation, record.generation, record.topk, padded], device="cpu")
+    return [numbers, *record.tensors()]
 
 
 def empty_routes(buffer: Buffer, x: torch.Tensor, rows: int | torch.SymInt) -> list[torch.Tensor]:
@@ -55,7 +56,7 @@ def empty_routes(buffer: Buffer, x: torch.Tensor, rows: int | torch.SymInt) -> l
     return [
         torch.empty(_NUMBERS_OF_ROUTES, dtype=torch.int64, device="cpu"),
         *plan,
-        torch.empty(way.sources(rows), dtype=torch.int32, device=x.device),  # type: ignore[arg-type]
+        torch.empty(way.sources(topology, rows), dtype=torch.int32, device=x.device),  # type: ignore[arg-type]
     ]
 
 
@@ -75,8 +76,8 @@ def routes_of_rows(buffer: Buffer) -> int:
     return _PLAN + len(way_of(topology).shapes(topology, 0)) + 1
 
 
-def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
-    """Return the handle that the routes were made from.
+def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchRecord:
+    """Return the record that the routes were made from.
 
     Raises
     ------
@@ -89,7 +90,7 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
     if len(routes) != count:
         raise ValueError(f"routes=a list of {len(routes)}: expected the {count} tensors that a dispatch op returned")
     shapes: list[tuple[int | None, ...]]
-    shapes = [*way.shapes(topology, tokens_of(routes)).values(), way.sources(rows_of(routes))]
+    shapes = [*way.shapes(topology, tokens_of(routes)).values(), way.sources(topology, rows_of(routes))]
     numbers = tensor("routes[0]", routes[_NUMBERS], torch.int64, (_NUMBERS_OF_ROUTES,), torch.device("cpu"))
     for index, shape in enumerate(shapes, _PLAN):
         tensor(f"routes[{index}]", routes[index], torch.int32, shape, buffer.device)
@@ -97,7 +98,7 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
     if serial != serial_of(buffer):
         raise ValueError("routes: expected those of this Buffer, got those of another Buffer")
     plan = way.of(topology, routes[_PLAN:-1])
-    return DispatchHandle(buffer._engine, plan, None, routes[-1], topk, operation, generation)
+    return DispatchRecord(buffer._engine, plan, None, routes[-1], topk, operation, generation)
 
 
 def zero_padding(

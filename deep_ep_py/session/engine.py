@@ -156,6 +156,9 @@ class Engine(NotCopied):
         self._results_told = False  # for a broken Buffer: whether its caller knows why the calls failed
         self.generation, self.mask = 1, 0
         self._attempts = 0
+        with torch.inference_mode(False):
+            # Elements of handles that are all 0, shared by all handles.
+            self.zeros = torch.zeros((self.ranks, 1), dtype=torch.int32, device=device.torch_device)
         runtime, self._regions_offset = make_runtime(
             bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks, symmetric
         )

@@ -9,7 +9,7 @@ import torch
 from deep_ep_py.core import arguments
 from deep_ep_py.modes.normal.counted import ReceivedCounts
 from deep_ep_py.modes.normal.expanded import Expanded
-from deep_ep_py.modes.normal.handles import DispatchHandle
+from deep_ep_py.modes.normal.handles import DispatchRecord
 from deep_ep_py.v2.one_by_one import OneByOne
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class EPHandle:
 
     def __init__(
         self,
-        dispatched: DispatchHandle,
+        dispatched: DispatchRecord,
         counts: ReceivedCounts,
         expanded: Expanded | None,
         one_by_one: OneByOne | None,

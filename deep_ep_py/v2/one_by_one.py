@@ -23,7 +23,7 @@ from deep_ep_py.modes.normal.plans import way_of
 if TYPE_CHECKING:
     from deep_ep_py.core.config import Config
     from deep_ep_py.core.events import EventOverlap, Streams
-    from deep_ep_py.modes.normal.handles import DispatchHandle
+    from deep_ep_py.modes.normal.handles import DispatchRecord
     from deep_ep_py.session.engine import Engine
     from deep_ep_py.v2.handle import EPHandle
 
@@ -37,7 +37,7 @@ class OneByOne:
 
     Attributes
     ----------
-    dispatched : DispatchHandle
+    dispatched : DispatchRecord
         Of the dispatch in which each choice is a token.
     expanded : Expanded
         Where each choice's row is: the same layout.
@@ -45,7 +45,7 @@ class OneByOne:
         What follows the combine.
     """
 
-    dispatched: DispatchHandle
+    dispatched: DispatchRecord
     expanded: Expanded
     sums: ChoiceSums
 

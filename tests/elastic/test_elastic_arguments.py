@@ -189,7 +189,7 @@ def test_with_a_handle() -> None:
             }.items():
                 with pytest.raises(ValueError, match=why):
                     buffer.dispatch(x, handle=handle, **options)
-            for wrong in (3, handle.dispatched, tuple(handle.dispatched)):
+            for wrong in (3, handle.dispatched, handle.dispatched.handle()):
                 with pytest.raises(TypeError, match="expected the EPHandle that dispatch returned"):
                     buffer.combine(x, wrong)
             kept = handle.topk_idx

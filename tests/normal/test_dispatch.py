@@ -11,6 +11,7 @@ import deep_ep_py as deep_ep
 import oracle
 from builds import FABRICS
 from cases import BY_NAME, Case
+from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import run_ranks
 from harness import Trial, as_received, dispatch_arguments, make_buffer, under_schedules
 
@@ -28,7 +29,7 @@ def test_without_topk(fabric: str) -> None:
         assert idx is None and weights is None
         expected = trial.received[rank]
         assert oracle.difference("recv_x", recv_x, expected.x) is None and counts == expected.num_tokens_per_expert
-        assert oracle.difference("recv_src_idx", handle.recv_src_idx, expected.src_idx) is None
+        assert oracle.difference("recv_src_idx", record_of(handle).recv_src_idx, expected.src_idx) is None
         combined = trial.combine(buffer, rank, handle, weights=False)
         trial.check_combine(rank, combined, weights=False)
 

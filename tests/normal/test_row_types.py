@@ -10,6 +10,7 @@ import torch
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
+from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 
@@ -42,7 +43,7 @@ def test_rows_arrive_as_they_are(dtype: torch.dtype, fabric: str) -> None:
             scales = torch.full((len(x), 2), float(rank))
             rows, recv_scales = buffer.dispatch((x, scales), handle=handle)[0]
             check("with scales", rows, dtype, expected)
-            ends = handle.plan.rank_prefix[:, rank].contiguous()
+            ends = record_of(handle).plan.rank_prefix[:, rank].contiguous()
             sources = torch.bucketize(torch.arange(len(rows)), ends, right=True)
             assert torch.equal(recv_scales, sources.float()[:, None].expand(-1, 2))
         TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle))

@@ -11,6 +11,7 @@ import pytest
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
+from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, dispatch_arguments, make_buffer
 
@@ -23,30 +24,30 @@ HUGE = 0x7FFFFFFF
 
 def _prefix(value: int) -> Callable[[Any], None]:
     def tamper(handle: Any) -> None:
-        handle.plan.rank_prefix[TAMPERED, PEER] = value
+        record_of(handle).plan.rank_prefix[TAMPERED, PEER] = value
 
     return tamper
 
 
 def _decreasing(handle: Any) -> None:
-    handle.plan.rank_prefix[TAMPERED, PEER] = handle.plan.rank_prefix[TAMPERED - 1, PEER] - 1
+    record_of(handle).plan.rank_prefix[TAMPERED, PEER] = record_of(handle).plan.rank_prefix[TAMPERED - 1, PEER] - 1
 
 
 def _token_row(handle: Any) -> None:
-    rows = handle.plan.token_row
+    rows = record_of(handle).plan.token_row
     rows[rows[:, PEER] >= 0, PEER] = 1 << 20
 
 
 def _row_token(handle: Any) -> None:
-    handle.plan.row_token[PEER] = 1 << 20
+    record_of(handle).plan.row_token[PEER] = 1 << 20
 
 
 def _source_tokens(handle: Any) -> None:
-    handle.plan.source_tokens[PEER] = HUGE
+    record_of(handle).plan.source_tokens[PEER] = HUGE
 
 
 def _own_tokens(handle: Any) -> None:
-    handle.plan.source_tokens[TAMPERED] = 1
+    record_of(handle).plan.source_tokens[TAMPERED] = 1
 
 
 # Name, modification of one rank's handle, and the modes in which a cached dispatch and combine use it: with rows that

@@ -15,6 +15,7 @@ import deep_ep_py as deep_ep
 import oracle
 from builds import PROTOCOL_SCHEDULES, schedules
 from cases import Case, build
+from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import DEFAULT_FREEZE, run_ranks
 from oracle import Received, Workload
 
@@ -90,9 +91,10 @@ def as_received(results: Sequence[Any]) -> Received:
     """Name the results of a dispatch that was not cached."""
     x, topk_idx, topk_weights, counts, handle, _ = on_cpu(results)
     # With two hops, no rank knows what other ranks send to each other.
-    one_hop = handle.plan.topology.hops == 1
-    prefix, send_head = (handle.plan.rank_prefix, handle.plan.token_row) if one_hop else (None, None)
-    prefix, channel, src_idx, send_head = on_cpu([prefix, handle.plan.rows_to_rank, handle.recv_src_idx, send_head])
+    record = record_of(handle)
+    plan, one_hop = record.plan, record.plan.topology.hops == 1
+    prefix, send_head = (plan.rank_prefix, plan.token_row) if one_hop else (None, None)
+    prefix, channel, src_idx, send_head = on_cpu([prefix, plan.rows_to_rank, record.recv_src_idx, send_head])
     return Received(
         x=x,
         topk_idx=topk_idx,
@@ -175,7 +177,7 @@ class Trial:
     def check_dispatch(self, rank: int, results: Sequence[Any]) -> None:
         oracle.check_received(as_received(results), self.received[rank])
         if self.handles is not None:
-            oracle.check_handle(results[4], self.handles[rank])
+            oracle.check_handle(record_of(results[4]).elements(), self.handles[rank])
 
     def check_cached(self, rank: int, results: Sequence[Any]) -> None:
         assert all(part is None for part in results[1:5]), "a cached dispatch returns nothing but rows and an event"
@@ -209,7 +211,7 @@ class Trial:
         )
         oracle.check_received(got, self.received[rank])
         if self.handles is not None:
-            oracle.check_handle(results[4], self.handles[rank], padded=True)
+            oracle.check_handle(record_of(results[4]).elements(), self.handles[rank], padded=True)
 
     def padded(self, rank: int, rows: int) -> dict[str, Tensor]:
         """Return the input of the combine after such a dispatch; no rank may read the rows that no rank sent."""

@@ -9,6 +9,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
+from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 
@@ -62,7 +63,7 @@ def test_a_plan_written_over(part: str, value: str, arena: bool) -> None:
             handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))[4]
             group.barrier()  # a failure also ends calls that a slower rank is still in
             if rank == WRONG:
-                write_over(getattr(handle.plan, part), VALUES[value])
+                write_over(getattr(record_of(handle).plan, part), VALUES[value])
             try:
                 ends[step] = "right" if call(buffer, step, handle) else "wrong"
             except deep_ep.DeepEPError:

@@ -15,6 +15,7 @@ import pretend_gpu
 from cases import BY_NAME
 from deep_ep_py.core.events import EventHandle
 from deep_ep_py.errors import DeepEPError
+from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip_without
 
@@ -99,7 +100,7 @@ def a_handle_in_a_graph(group: Any) -> None:
     graph = pretend_gpu.Graph()
     with graph.capture():
         out = buffer.dispatch(x, handle=results[4])[0]
-    shape = results[4].plan.token_row.shape
+    shape = record_of(results[4]).plan.token_row.shape
     del results
     gc.collect()
     others = [torch.zeros(shape, dtype=torch.int32) for _ in range(64)]

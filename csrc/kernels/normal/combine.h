@@ -30,7 +30,8 @@ struct CombineArgs {
     u32 rows;                   // received in dispatch, or more than that
     const u8* x;                // [rows, row_bytes]
     const float* topk_weights;  // [rows, topk], null: no weights are combined
-    const i32* src_idx;         // [rows] token index at the owner
+    const i32* src_idx;         // [rows, source_words] token index at the owner, then what this kernel does not read
+    u32 source_words;
     Plan plan;
     wire::Offer offer;        // where x and topk_weights are, if peers can see them
     u8* combined_x;           // [tokens, row_bytes]
@@ -94,7 +95,7 @@ struct CombineChunks {
         u32 low = start(owner), high = low + sources[owner].here.rows;
         while (low < high) {
             const u32 middle = (low + high) / 2;
-            if (static_cast<u32>(args.src_idx[middle]) < token)
+            if (static_cast<u32>(args.src_idx[u64{middle} * args.source_words]) < token)
                 low = middle + 1;
             else
                 high = middle;
@@ -137,7 +138,7 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
             op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(r), 0, 0);
         }
         wire::Offer offer;
-        if (planned && await_offer(args.layout, op, r, mine, 0, offer)) {
+        if (planned && await_offer(args.layout, op, r, mine, 0, args.source_words, offer)) {
             const u64 start = mine.first;
             const u8* heap = fabric::address(op.peers(), r, 0);
             source.x = heap + offer.x + start * shape.row_bytes();

@@ -38,7 +38,8 @@ struct DispatchArgs {
     u32* recv_scales;          // [rows, scales]
     ExpertIds recv_topk_idx;   // [rows, topk] local expert ids, -1: not on this rank
     float* recv_topk_weights;  // [rows, topk]
-    i32* recv_src_idx;         // [rows] token index at the source; null in cached dispatch
+    i32* recv_src_idx;         // [rows, source_words] token index at the source; null in cached dispatch
+    u32 source_words;          // 1, or 2: followed by the row's index among those of its source
 };
 
 // Per-rank state of a block in dynamic shared memory.
@@ -84,6 +85,12 @@ struct DispatchShared {
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.has_topk(); }
 DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
 
+// One thread: notes where a row comes from. `index`: among the rows of its source.
+DEEP_EP_DEVICE void store_source(const DispatchArgs& args, i32* src_idx, u64 row, i32 token, u32 index) {
+    src_idx[row * args.source_words] = token;
+    if (args.source_words == 2) src_idx[row * 2 + 1] = static_cast<i32>(index);
+}
+
 // The block: finds where this rank's rows begin at each destination.
 template <class Shape>
 DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Shape& shape, DispatchTarget* targets) {
@@ -101,7 +108,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
         wire::Offer offer;
         const bool numbered = args.ordinals != nullptr || args.tokens == 0;
         const u32 slot_bytes = numbered ? topk * static_cast<u32>(sizeof(u32)) : 0;
-        if (planned && await_offer(args.layout, op, r, sent, slot_bytes, offer)) {
+        if (planned && await_offer(args.layout, op, r, sent, slot_bytes, args.source_words, offer)) {
             const u64 start = sent.first;
             u8* heap = fabric::address(op.peers(), r, 0);
             target.expanded_rows = offer.expanded_rows;
@@ -111,7 +118,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
             const u32 idx_bytes = offer.expanded_rows == 0 ? args.layout.format.topk_idx_bytes : slot_bytes;
             target.topk_idx = heap + offer.topk_idx + start * idx_bytes;
             target.topk_weights = reinterpret_cast<float*>(heap + offer.topk_weights) + start * topk;
-            target.src_idx = reinterpret_cast<i32*>(heap + offer.src_idx) + start;
+            target.src_idx = reinterpret_cast<i32*>(heap + offer.src_idx) + start * args.source_words;
         }
         if (target.received.first + u64{target.received.rows} > args.rows) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), args.rows,
@@ -210,7 +217,7 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
                        ExpertIds::at(target.topk_idx, args.from.topk_idx.id_bytes).from(to), target.topk_weights + to);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
-            targets[rows.rank[i]].src_idx[rows.row[i]] = static_cast<i32>(token);
+            store_source(args, targets[rows.rank[i]].src_idx, rows.row[i], static_cast<i32>(token), rows.row[i]);
         }
         __syncwarp();  // the list has been read
     }
@@ -299,7 +306,7 @@ struct DispatchChunks {
             if (format.has_weights()) args.recv_topk_weights[start * topk + i] = weights[i];
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) {
-            args.recv_src_idx[start + i] = src_idx[i];
+            store_source(args, args.recv_src_idx, start + i, src_idx[i], first + i);
         }
     }
 };

@@ -26,6 +26,7 @@ struct NotifyArgs {
     ExpertIds topk_idx;            // [tokens, topk] the ids that are sent
     Divider experts_per_rank;
     Plan plan;
+    u32 per_node;          // ranks of a node, if the tokens for each node are numbered too
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
     ReceivedCounts received;
     u64 heap_bytes;  // heap size that this rank announces (P10)
@@ -67,6 +68,26 @@ DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 desti
         }
     }
     return count;
+}
+
+// A warp: numbers this rank's tokens for a node in token order, for callers alone.
+DEEP_EP_DEVICE void scan_node(const NotifyArgs& args, const Operation& op, u32 ranks, u32 node) {
+    const u32 nodes = ranks / args.per_node, first_rank = node * args.per_node;
+    u32 count = 0;
+    for (u32 first = 0; first < args.tokens; first += device::kWarpSize) {
+        const u32 token = first + device::lane();
+        bool goes = false;
+        for (u32 r = first_rank; token < args.tokens && r < first_rank + args.per_node; ++r) {
+            goes = goes || (args.is_token_in_rank[static_cast<u64>(token) * ranks + r] != 0 && op.present(r));
+        }
+        const u32 mask = __ballot_sync(device::kFullMask, goes);
+        const u32 index = count + __popc(mask & ((1u << device::lane()) - 1));
+        if (token < args.tokens) {
+            args.plan.token_node[static_cast<u64>(token) * nodes + node] = goes ? static_cast<i32>(index) : -1;
+        }
+        count += __popc(mask);
+    }
+    if (device::lane() == 0) args.plan.tokens_to_node[node] = static_cast<i32>(count);
 }
 
 // The block: builds this rank's message in its own region and puts it to every rank.
@@ -124,8 +145,12 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
         for (u32 from = 0; from < ranks; ++from) {
             const u8* row = rows + args.layout.notify_row(from) + wire::kNotifyCounts;
             const u32 tokens = static_cast<u32>(args.plan.source_tokens[from]);
+            const i32 begin = sum;
             if (op.present(from)) sum += bounded_count(op, from, row, to, tokens);
             args.plan.rank_prefix[from * ranks + to] = sum;
+            if (to != op.rank() || args.plan.rank_end == nullptr) continue;
+            args.plan.rank_begin[from] = begin;
+            args.plan.rank_end[from] = sum;
         }
         if (to == op.rank()) args.call.outcome->total_rows = sum;
         if (args.max_rows != 0 && static_cast<u32>(sum) > args.max_rows) {
@@ -194,6 +219,10 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     for (u32 r = first; blockIdx.x < blocks && r < ranks; r += blocks * device::warps()) {
         const u32 rows = scan_destination(args, ranks, r, op.present(r));
         if (device::lane() == 0) args.plan.rows_to_rank[r] = static_cast<i32>(rows);
+    }
+    for (u32 n = first; args.plan.tokens_to_node != nullptr && n < ranks / args.per_node;
+         n += gridDim.x * device::warps()) {
+        scan_node(args, op, ranks, n);
     }
     if (!op.last_block(kCounted)) return;
 

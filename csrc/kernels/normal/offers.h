@@ -33,8 +33,9 @@ DEEP_EP_DEVICE void send_offers(const wire::RegionLayout& layout, wire::Offer of
 
 // Returns whether everything offered is in [begin, end), the part of the peer's heap that is for outputs and mapped
 // here, and has room for this rank's rows. `slot_bytes`: of the slots of a row's choices; 0: rows have none.
+// `source_words`: for each row, of the indices that an offer of a dispatch has place for.
 DEEP_EP_DEVICE bool offer_fits(const wire::Offer& offer, const wire::ChunkFormat& format, u32 slot_bytes,
-                               const RowRange& mine, u64 begin, u64 end) {
+                               u32 source_words, const RowRange& mine, u64 begin, u64 end) {
     const bool expanded = offer.expanded_rows != 0;
     return (!expanded || slot_bytes != 0) && static_cast<u64>(mine.first) + mine.rows <= offer.rows &&
            offer.x % wire::kPieceBytes == 0 &&
@@ -42,13 +43,13 @@ DEEP_EP_DEVICE bool offer_fits(const wire::Offer& offer, const wire::ChunkFormat
            rows_fit(offer.scales, offer.rows, format.scales_bytes, begin, end) &&
            rows_fit(offer.topk_idx, offer.rows, expanded ? slot_bytes : format.topk_idx_bytes, begin, end) &&
            rows_fit(offer.topk_weights, offer.rows, format.topk_weights_bytes, begin, end) &&
-           rows_fit(offer.src_idx, offer.rows, format.src_idx_bytes, begin, end);
+           rows_fit(offer.src_idx, offer.rows, source_words * format.src_idx_bytes, begin, end);
 }
 
 // One thread per rank: waits for that rank's offer, if it makes one. `mine` is the range of this rank's rows there.
-// Returns false if rows to or from it go in chunks. `slot_bytes`: as in offer_fits().
+// Returns false if rows to or from it go in chunks. `slot_bytes`, `source_words`: as in offer_fits().
 DEEP_EP_DEVICE bool await_offer(const wire::RegionLayout& layout, Operation& op, u32 r, const RowRange& mine,
-                                u32 slot_bytes, wire::Offer& offer) {
+                                u32 slot_bytes, u32 source_words, wire::Offer& offer) {
     if (!op.mapped(r)) return false;
     if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return false;
     offer = copy_once<wire::Offer>(op.local_region() + layout.offer(r));
@@ -56,7 +57,8 @@ DEEP_EP_DEVICE bool await_offer(const wire::RegionLayout& layout, Operation& op,
     if (offer.visible == 0) return false;
     // Relaxed: it is raised before the launch of the operation that needs it, and never lowered.
     const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);
-    if (offer_fits(offer, layout.format, slot_bytes, mine, op.peers().heap.arena_offset(), mapped)) return true;
+    if (offer_fits(offer, layout.format, slot_bytes, source_words, mine, op.peers().heap.arena_offset(), mapped))
+        return true;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), mapped, offer.x);
     return false;
 }

@@ -179,8 +179,20 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
         args.received.note(e, sum);
     }
     if (!op.sync_block() || device::warp() != 0) return;
+    if (args.plan.rank_begin != nullptr) {
+        for (u32 n = device::lane(); n < me.nodes; n += device::kWarpSize) {
+            args.plan.node_forwarded[n] = args.plan.forwarded[n];
+        }
+        for (u32 s = device::lane(); s < op.ranks(); s += device::kWarpSize) {
+            args.plan.rank_begin[s] = -args.plan.rank_prefix[s];
+        }
+    }
+    // Each lane reads only sums that it has written itself.
     const i32 rows = sum_up(args.plan.rank_prefix, op.ranks());
     const i32 forwarded = sum_up(args.plan.forwarded, layout.lines());
+    for (u32 s = device::lane(); args.plan.rank_begin != nullptr && s < op.ranks(); s += device::kWarpSize) {
+        args.plan.rank_begin[s] += args.plan.rank_prefix[s];
+    }
     if (device::lane() != 0) return;
     args.call.outcome->total_rows = rows;
     args.call.outcome->forwarded_rows = forwarded;

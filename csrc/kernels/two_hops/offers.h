@@ -120,7 +120,7 @@ DEEP_EP_DEVICE bool await_offer(const wire::TwoHopLayout& layout, const wire::Ch
     if (offer.visible == 0) return false;
     // Relaxed: it is raised before the launch of the operation that needs it, and never lowered.
     const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);
-    if (offer_fits(offer, format, 0, {0, 0}, op.peers().heap.arena_offset(), mapped)) return true;
+    if (offer_fits(offer, format, 0, 1, {0, 0}, op.peers().heap.arena_offset(), mapped)) return true;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), mapped, offer.x);
     return false;
 }

@@ -22,6 +22,10 @@ struct Plan {
     i32* holders;  // [table_rows, topk] for each of its choices: local index of the rank with that expert; -1: none.
                    // Null: a combine sums the weights of all ranks that have the row
     u32 table_rows;
+    // For callers alone: node rows that this rank forwards from each node, [nodes], and where each source's rows begin
+    // among those that this rank receives, [ranks]. Null: not written.
+    i32* node_forwarded = nullptr;
+    i32* rank_begin = nullptr;
 };
 
 constexpr u32 marks(u32 tokens) { return wire::ceil_div(tokens, wire::kMarkRows); }

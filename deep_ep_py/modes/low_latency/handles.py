@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from deep_ep_py.core.carriers import carried, carrying
 from deep_ep_py.core.native import C
 from deep_ep_py.modes.low_latency.sizes import Sizes
 from deep_ep_py.session.origin import number_of
@@ -71,14 +72,13 @@ class Origin(NamedTuple):
         return sizes.experts * sizes.max_tokens + ranks + tokens * sizes.topk
 
     def handle_of(self, src_info: torch.Tensor, ranges: torch.Tensor) -> Handle:
-        """Return the handle with these two tensors."""
-        setattr(src_info.untyped_storage(), _ORIGIN, self)
-        return src_info, ranges, self.sizes.max_tokens, self.sizes.hidden, self.sizes.experts
+        """Return the handle with these two tensors, the first as an alias that refers to this object."""
+        return carrying(_ORIGIN, self, src_info), ranges, self.sizes.max_tokens, self.sizes.hidden, self.sizes.experts
 
     @staticmethod
     def behind(src_info: torch.Tensor) -> Origin | None:
         """Return the origin of a handle's first element; None for another tensor, or a copy."""
-        origin = getattr(src_info.untyped_storage(), _ORIGIN, None)
+        origin = carried(_ORIGIN, src_info)
         return origin if isinstance(origin, Origin) else None
 
 

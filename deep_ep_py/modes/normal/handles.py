@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.utils import _pytree as pytree
 
-from deep_ep_py.core.kept import kept
+from deep_ep_py.core.carriers import carried, carrying
 from deep_ep_py.modes.normal.plans import Plan
 from deep_ep_py.session.origin import number_of
 
 if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
-_MADE_FOR = "_deep_ep_py_made_for"
-"""Attribute of a storage: the handle that an element was made for, and the element's index."""
+_RECORD = "_deep_ep_py_dispatch_record"
+"""Attribute of the storage of one element of a handle: its record."""
 
 
-class DispatchHandle(tuple[torch.Tensor | None, ...]):
-    """V1's handle, with one channel, which also knows its Buffer and operation.
+class _NotPickled:
+    """What belongs to the Buffers of one group, and is neither pickled nor copied with its tensors."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a handle cannot be copied or pickled: it belongs to the Buffers of one group")
+
+
+class DispatchHandle(_NotPickled, tuple[torch.Tensor, ...]):
+    """V1's handle, with one channel: a tuple of tensors, which combine and cached dispatches recognize.
 
     If all ranks are on one node, it has the 6 elements of V1's `intranode_dispatch`: rank_prefix_matrix int32 [ranks,
     ranks], where `[i][j]` is the number of rows that ranks <= i send to rank j; channel_prefix_matrix int32 [ranks, 1],
@@ -35,10 +44,48 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     recv_src_meta uint8 [rows, 8], two int32: the token at the source, and its index among those that the source sends
     to this node; send_rdma_head int32 [tokens, nodes], a token's index among those for that node, or -1; send_nvl_head
     int32 [forwarded tokens, ranks of a node], a forwarded token's index among its source's rows for that rank, or -1.
-    In one hop nothing is forwarded: those elements have no rows, or zeros.
+    In one hop nothing is forwarded: those elements have no rows, or zeros, and the index in recv_src_meta is that of
+    the row among those of its source.
 
-    The elements are made on each access; this library itself reads only the attributes. A tuple of the elements is as
-    good as the handle, see `handle_of`.
+    The elements are the library's own tensors and must not be written to; those that are all 0 belong to all handles of
+    the Buffer. Whatever has the same elements in the same order is as good as the handle: a plain tuple, a list, what
+    autograd has saved, what a framework makes when it maps a function over tensors that leaves these alone. Copies of
+    the elements are not. The handle itself cannot be pickled, nor copied with its tensors. Handles compare and hash by
+    identity.
+    """
+
+    _record: DispatchRecord | None = None
+
+    # Tensors do not compare as a tuple's elements must.
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+    def __copy__(self) -> DispatchHandle:
+        return self
+
+    def __repr__(self) -> str:
+        record = find_record(self)
+        return f"DispatchHandle({tuple(self)!r})" if record is None else f"DispatchHandle({record.described})"
+
+
+# Otherwise a handle would be a leaf, whose tensors torch's own functions do not see.
+pytree.register_pytree_node(
+    DispatchHandle,
+    lambda handle: ([*handle], None),
+    lambda elements, _: DispatchHandle(elements),
+    serialized_type_name="deep_ep_py.DispatchHandle",
+)
+
+
+@dataclass(eq=False, repr=False)
+class DispatchRecord(_NotPickled):
+    """What combine and cached dispatches need of a dispatch, and the tensors that become the elements of its handle.
+
+    A tuple of tensors has no place for it, and frameworks rebuild tuples. So one element of a handle is an alias of
+    the record's tensor whose storage refers to the record; the others are the record's own tensors, recognized by their
+    addresses, which no other tensor can have as long as the record holds them. The record does not know its handles:
+    it is freed with the last of the alias's tensors.
 
     Attributes
     ----------
@@ -46,11 +93,11 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         The engine that ran the dispatch. Other Buffers of the same ranks can use the handle too.
     plan : Plan
         The routes.
+    is_token_in_rank : torch.Tensor or None
+        The ranks that tokens go to: bool [tokens, ranks], as passed to the dispatch; None if there will be no handle.
     recv_source : torch.Tensor
-        Where each row comes from: int32 [rows], the token at the source; in two hops [rows, 2], with the two numbers of
-        recv_src_meta.
-    tokens, rows : int
-        Number of tokens that this rank sent, and of rows that it received.
+        Where each row comes from: int32 [rows], the token at the source; with several nodes [rows, 2], with the two
+        numbers of recv_src_meta.
     topk : int
         Experts per token; 0 if the dispatch carried none.
     operation : int
@@ -61,152 +108,102 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
 
     owner: Engine
     plan: Plan
+    is_token_in_rank: torch.Tensor | None
     recv_source: torch.Tensor
-    tokens: int
-    rows: int
     topk: int
     operation: int
     generation: int
-    _in_rank: torch.Tensor | None
 
-    def __new__(
-        cls,
-        owner: Engine,
-        plan: Plan,
-        is_token_in_rank: torch.Tensor | None,
-        recv_source: torch.Tensor,
-        topk: int,
-        operation: int,
-        generation: int,
-    ) -> DispatchHandle:
-        """Make the handle of an operation whose kernels are launched; the plan can derive `is_token_in_rank`."""
-        # The tuple itself provides only the length: `isinstance(handle, tuple)` and `len` are correct, and Python uses
-        # the methods of a subclass of tuple to index, iterate and unpack it.
-        handle = super().__new__(cls, (None,) * plan.elements)
-        handle.owner, handle.plan, handle.topk = owner, plan, topk
-        handle.operation, handle.generation = operation, generation
-        handle._in_rank, handle.recv_source = is_token_in_rank, recv_source
-        handle.tokens, handle.rows = plan.tensors()[0].shape[0], recv_source.shape[0]
-        return handle
+    @cached_property
+    def tokens(self) -> int:
+        """Number of tokens that this rank sent."""
+        return self.plan.tensors()[0].shape[0]
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._elements()[index]
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._elements())
-
-    # Handles compare and hash by identity: tensors do not compare as a tuple's elements must.
-    __eq__ = object.__eq__
-    __ne__ = object.__ne__
-    __hash__ = object.__hash__
-
-    def __repr__(self) -> str:
-        return (
-            f"DispatchHandle(operation={self.operation}, tokens={self.tokens}, rows={self.rows}, topk={self.topk}, "
-            f"rank={self.owner.rank} of {self.owner.ranks})"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a handle cannot be copied or pickled: it belongs to the Buffers of one group")
+    @cached_property
+    def rows(self) -> int:
+        """Number of rows that this rank received."""
+        return self.recv_source.shape[0]
 
     @property
     def number(self) -> int:
         """The 64 bits by which ranks compare operations: they identify the operation and its Buffer."""
         return number_of(self.owner, self.generation, self.operation)
 
+    @property
+    def described(self) -> str:
+        """The numbers by which messages name a handle."""
+        return (
+            f"operation={self.operation}, tokens={self.tokens}, rows={self.rows}, topk={self.topk}, "
+            f"rank={self.owner.rank} of {self.owner.ranks}"
+        )
+
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return all tensors that kernels read."""
         return *self.plan.tensors(), self.recv_source
-
-    @property
-    def is_token_in_rank(self) -> torch.Tensor:
-        """The ranks that tokens go to: bool [tokens, ranks]."""
-        if self._in_rank is None:
-            self._in_rank = kept(self.plan.in_rank)()
-        return self._in_rank
 
     @property
     def recv_src_idx(self) -> torch.Tensor:
         """Where each row comes from: int32 [rows], the token at the source."""
         return self.recv_source if self.recv_source.dim() == 1 else self.recv_source[:, 0]
 
-    def _elements(self) -> tuple[torch.Tensor, ...]:
-        made, held = self._made(), self._held()
-        for place, element in made.items():
-            setattr(element.untyped_storage(), _MADE_FOR, (self, place))
-        return tuple(held[place] if place in held else made[place] for place in range(len(self)))
+    def elements(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that a handle has, in its order."""
+        assert self.is_token_in_rank is not None
+        return self.plan.elements(self.is_token_in_rank, self.recv_source, self.owner.zeros)
 
-    def _held(self) -> dict[int, torch.Tensor]:
-        """Return the elements that the handle holds anyway, by index."""
-        return self.plan.held(self.is_token_in_rank, self.recv_source)
-
-    def _made(self) -> dict[int, torch.Tensor]:
-        """Make the other elements, by index, each with memory of its own."""
-        return self.plan.made(self.is_token_in_rank, self.recv_source)
-
-
-Handle = DispatchHandle | tuple[torch.Tensor | None, ...]
-"""The type that callers pass: a handle, or its elements."""
+    def handle(self) -> DispatchHandle:
+        """Return the handle for the caller, which keeps the record alive."""
+        elements = [*self.elements()]
+        elements[self.plan.carrier] = carrying(_RECORD, self, elements[self.plan.carrier])
+        handle = DispatchHandle(elements)
+        handle._record = self
+        return handle
 
 
-def handle_of(given: Any) -> DispatchHandle:
-    """Return the handle that was passed, either itself or as a tuple of its elements.
+Handle = DispatchHandle | DispatchRecord | tuple[torch.Tensor | None, ...]
+"""The type that callers pass: a handle, or its elements; ops pass the record."""
 
-    Callers that pass `*handle` to `save_for_backward` get the elements back as different tensors with the same
-    storages. The storage of an element that was made for the handle carries a reference to the handle. The reference
-    lives exactly as long as the storage and, unlike an address, is not inherited by later users of the memory: a new
-    tensor at the same address has another storage without a reference, and so does a copy. Elements that are the
-    handle's own tensors are recognized by their addresses, which no other tensor can have as long as the handle holds
-    them.
 
-    Parameters
-    ----------
-    given : DispatchHandle or sequence
-        A handle, or all elements of one handle, in order.
+def find_record(given: tuple[Any, ...] | list[Any]) -> DispatchRecord | None:
+    """Return the record that one of the elements brings along, if any."""
+    records = (carried(_RECORD, element) for element in given)
+    return next((record for record in records if record is not None), None)
+
+
+def record_of(given: Any) -> DispatchRecord:
+    """Return the record of the handle that was passed, either itself or as a tuple or list of its elements.
 
     Raises
     ------
     TypeError, ValueError
         It is neither of these.
     """
-    if isinstance(given, DispatchHandle):
+    if isinstance(given, DispatchRecord):
         return given
+    if isinstance(given, DispatchHandle) and given._record is not None:
+        return given._record
     if not isinstance(given, tuple | list) or not any(isinstance(element, torch.Tensor) for element in given):
         kind = type(given).__name__
         raise TypeError(f"handle={kind}: expected the handle that dispatch returned, or the tuple of its elements")
     wanted = f"handle=a {type(given).__name__} of {len(given)}: expected the elements of a dispatch's handle"
-    made_for = [_made_for(element) for element in given]
-    handle = next((made[0] for made in made_for if made is not None), None)
-    if handle is None:
+    record = find_record(given)
+    if record is None:
         raise ValueError(f"{wanted}, not copies of them nor other tensors")
-    if len(given) != len(handle):
-        raise ValueError(f"{wanted}, of which there are {len(handle)}")
-    held = handle._held()
-    for place, (element, made) in enumerate(zip(given, made_for, strict=True)):
-        if place in held:
-            fits = _is_same(element, held[place])
-        else:
-            fits = made is not None and made[0] is handle and made[1] == place
-        if not fits:
-            raise ValueError(f"{wanted}, element {place} is not that of {handle}")
-    return handle
+    elements = record.elements()
+    if len(given) != len(elements):
+        raise ValueError(f"{wanted}, of which there are {len(elements)}")
+    for place, (element, own) in enumerate(zip(given, elements, strict=True)):
+        if not _is_same(element, own):
+            raise ValueError(f"{wanted}, element {place} is not that of DispatchHandle({record.described})")
+    return record
 
 
-def _made_for(element: Any) -> tuple[DispatchHandle, int] | None:
-    if not isinstance(element, torch.Tensor):
-        return None
-    try:
-        return getattr(element.untyped_storage(), _MADE_FOR, None)
-    except RuntimeError:  # a tensor without a storage, such as a sparse one
-        return None
-
-
-def _is_same(given: Any, held: torch.Tensor) -> bool:
-    """Return whether it is the same memory; no other tensor can be there, since the handle still holds it."""
+def _is_same(given: Any, own: torch.Tensor) -> bool:
+    """Return whether it is the same memory; no other tensor can be there, since the record still holds it."""
     return (
         isinstance(given, torch.Tensor)
-        and given.dtype == held.dtype
-        and given.shape == held.shape
-        and given.device == held.device
-        and given.data_ptr() == held.data_ptr()
+        and given.dtype == own.dtype
+        and given.shape == own.shape
+        and given.device == own.device
+        and given.data_ptr() == own.data_ptr()
     )

@@ -15,7 +15,7 @@ from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.normal.choice_sums import ChoiceSums
 from deep_ep_py.modes.normal.counted import Choices, ReceivedCounts
 from deep_ep_py.modes.normal.expanded import Expand, Expanded, Placement
-from deep_ep_py.modes.normal.handles import DispatchHandle, handle_of
+from deep_ep_py.modes.normal.handles import DispatchRecord, record_of
 from deep_ep_py.modes.normal.layout import check_room
 from deep_ep_py.modes.normal.plans import Plan, way_of
 from deep_ep_py.modes.normal.rows import Received, Rows
@@ -107,7 +107,7 @@ class PendingDispatch(_Pending):
     sizes: C.normal.Sizes
     rows: Rows
     plan: Plan
-    handle: DispatchHandle | None
+    handle: DispatchRecord | None
 
     @staticmethod
     def begin(engine: Engine, given: DispatchArguments) -> PendingDispatch:
@@ -158,7 +158,7 @@ class PendingDispatch(_Pending):
                 is_token_in_rank=in_rank.data_ptr(),
                 tokens_per_expert=per_expert.data_ptr(),
                 topk_idx=0 if given.topk_idx is None else given.topk_idx.data_ptr(),
-                plan=plan.native(),
+                plan=plan.native,
                 counts=received.native(starts=offers_layout),
                 max_rows=given.num_worst_tokens,
                 finish_later=given.finish_later,
@@ -206,7 +206,7 @@ class PendingDispatch(_Pending):
             if not cached:
                 held_topk = self.sizes.topk if given.notes_holders else 0
                 self.plan = self.plan.with_table(call, given.num_worst_tokens, held_topk)
-                recv_source = engine.empty(self.plan.sources(count), torch.int32)
+                recv_source = engine.empty(self.plan.sources(engine.topology, count), torch.int32)
             counts = self._counts_per_expert()
             scales = self.rows.received_scales(count, engine.empty)
             reached = (scales, recv_topk_weights, recv_source)
@@ -241,7 +241,7 @@ class PendingDispatch(_Pending):
                 recv_topk_weights.data_ptr(),
             )
         if recv_source is not None:
-            tensors.recv_src_idx = recv_source.data_ptr()
+            tensors.recv_src_idx, tensors.source_words = recv_source.data_ptr(), _words(recv_source)
         engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_source)
         if not cached:
             engine.hold(self.operation, *self.plan.tensors())
@@ -258,7 +258,7 @@ class PendingDispatch(_Pending):
             call,
             self.sizes,
             tensors,
-            plan=self.plan.native(),
+            plan=self.plan.native,
             rows=count,
             cached=cached,
             blocks=self.blocks,
@@ -278,10 +278,10 @@ class PendingDispatch(_Pending):
         if recv_source is None:
             return outputs.rows.given(), outputs.topk_idx, outputs.topk_weights, None, None, event
         topk = 0 if given.topk_idx is None else given.topk_idx.shape[1]
-        handle = DispatchHandle(
+        record = DispatchRecord(
             engine, self.plan, given.is_token_in_rank, recv_source, topk, self.operation, self.generation
         )
-        return outputs.rows.given(), outputs.topk_idx, outputs.topk_weights, counts, handle, event
+        return outputs.rows.given(), outputs.topk_idx, outputs.topk_weights, counts, record, event
 
     def _counts_per_expert(self) -> list[int]:
         """Return the rows of each local expert, rounded up; none if the host does not know them."""
@@ -334,7 +334,7 @@ class PendingCombine(_Pending):
     x: torch.Tensor
     topk_weights: torch.Tensor | None
     biases: tuple[torch.Tensor, ...]
-    handle: DispatchHandle
+    handle: DispatchRecord
     choices: Choices | None
     placement: Expanded | None
     sums: ChoiceSums | None
@@ -410,7 +410,7 @@ class PendingCombine(_Pending):
         tensors = C.normal.CombineTensors()
         tensors.x = x.data_ptr()
         tensors.combined_x = combined_x.data_ptr()
-        tensors.src_idx = handle.recv_source.data_ptr()
+        tensors.src_idx, tensors.source_words = handle.recv_source.data_ptr(), _words(handle.recv_source)
         if weights is not None and combined_weights is not None:
             tensors.topk_weights, tensors.combined_weights = weights.data_ptr(), combined_weights.data_ptr()
         if self.sums is None:
@@ -430,7 +430,7 @@ class PendingCombine(_Pending):
             self.call,
             self.sizes,
             tensors,
-            plan=handle.plan.native(),
+            plan=handle.plan.native,
             rows=handle.rows,
             publish=engine.pulls,
             blocks=self.blocks,
@@ -470,9 +470,14 @@ def _sizes(engine: Engine, rows: Rows, given: DispatchArguments, experts: int) -
     )
 
 
-def check_handle(engine: Engine, given: Any) -> DispatchHandle:
+def _words(source: torch.Tensor) -> int:
+    """Return how many numbers a row source has."""
+    return 1 if source.dim() == 1 else source.shape[1]
+
+
+def check_handle(engine: Engine, given: Any) -> DispatchRecord:
     """Check that a handle belongs to this Buffer, or to another one of the same ranks."""
-    handle = handle_of(given)
+    handle = record_of(given)
     check_origin(engine, handle.owner, handle.generation)
     ours, theirs = engine.topology, handle.plan.topology
     if ours.hops != theirs.hops or (ours.hops == 2 and ours.ranks_per_node != theirs.ranks_per_node):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -13,9 +14,6 @@ from deep_ep_py.core.native import C
 if TYPE_CHECKING:
     from deep_ep_py.topology.topology import Topology
 
-_INTRANODE, _INTERNODE = 6, 10
-"""Number of elements of V1's handles."""
-
 Shapes = dict[str, tuple[int | None, ...]]
 """Shapes of a plan's tensors, by name; None marks sizes that are known only from the counts."""
 
@@ -24,6 +22,8 @@ class _Plan:
     """Base of both plans: int32 tensors, which are the fields after the first, the topology."""
 
     topology: Topology
+    carrier: int
+    """The index of the element in which a handle keeps its record."""
 
     @staticmethod
     def shapes(topology: Topology, tokens: int) -> Shapes:
@@ -42,9 +42,13 @@ class _Plan:
         """Return the plan with these tensors, in the order of its fields."""
         return cls(topology, *tensors)  # type: ignore[call-arg]
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all tensors of the plan."""
+    @cached_property
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
         return tuple(getattr(self, name) for name in self.shapes(self.topology, 0))
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return all tensors of the plan, the first with a row for each token."""
+        return self._tensors
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,12 @@ class OneHopPlan(_Plan):
         int32 [ranks]: number of tokens of each rank.
     rows_to_rank : torch.Tensor
         int32 [ranks, 1]: number of rows that this rank sends to each rank.
+    rank_begin, rank_end : torch.Tensor or None
+        int32 [ranks, 1] and [ranks]: where each source's rows begin and end among those that this rank receives. None
+        if all ranks are on one node.
+    token_node, tokens_to_node : torch.Tensor or None
+        int32 [tokens, nodes] and [nodes, 1]: index of a token among this rank's tokens for that node, or -1, and their
+        number. None unless there are several nodes of several ranks.
     """
 
     topology: Topology
@@ -73,6 +83,10 @@ class OneHopPlan(_Plan):
     rank_prefix: torch.Tensor
     source_tokens: torch.Tensor
     rows_to_rank: torch.Tensor
+    rank_begin: torch.Tensor | None = None
+    rank_end: torch.Tensor | None = None
+    token_node: torch.Tensor | None = None
+    tokens_to_node: torch.Tensor | None = None
 
     calls = C.normal
     """The native calls for such plans."""
@@ -81,14 +95,19 @@ class OneHopPlan(_Plan):
     @staticmethod
     def shapes(topology: Topology, tokens: int) -> Shapes:
         """Return the shapes of a plan's tensors."""
-        ranks = topology.ranks
-        return {
+        ranks, nodes = topology.ranks, topology.nodes
+        shapes: Shapes = {
             "token_row": (tokens, ranks),
             "row_token": (ranks, tokens),
             "rank_prefix": (ranks, ranks),
             "source_tokens": (ranks,),
             "rows_to_rank": (ranks, 1),
         }
+        if nodes > 1:
+            shapes |= {"rank_begin": (ranks, 1), "rank_end": (ranks,)}
+        if 1 < nodes < ranks:
+            shapes |= {"token_node": (tokens, nodes), "tokens_to_node": (nodes, 1)}
+        return shapes
 
     def in_rank(self) -> torch.Tensor:
         """Return bool [tokens, ranks]: the ranks that tokens go to."""
@@ -96,6 +115,8 @@ class OneHopPlan(_Plan):
 
     def ends(self) -> torch.Tensor:
         """Return int32 [ranks]: where each source's rows end among those that this rank receives."""
+        if self.rank_end is not None:
+            return self.rank_end
         return self.rank_prefix[:, self.topology.rank].clone(memory_format=torch.contiguous_format)
 
     def received(self) -> torch.Tensor:
@@ -103,50 +124,46 @@ class OneHopPlan(_Plan):
         return self.rank_prefix[-1, self.topology.rank]
 
     @property
-    def elements(self) -> int:
-        """Number of elements of a handle."""
-        return _INTRANODE if self.topology.nodes == 1 else _INTERNODE
+    def carrier(self) -> int:  # type: ignore[override]
+        """The index of the element in which a handle keeps its record: one that is all 0."""
+        return 2 if self.topology.nodes == 1 else 3
 
     @staticmethod
-    def sources(rows: int) -> tuple[int, ...]:
-        """Return the shape of the tensor of row sources."""
-        return (rows,)
+    def sources(topology: Topology, rows: int) -> tuple[int, ...]:
+        """Return the shape of the tensor of row sources: tokens and, if a handle has them, indices."""
+        return (rows,) if topology.nodes == 1 else (rows, 2)
 
     def with_table(self, call: C.Call, worst: int, held_topk: int) -> OneHopPlan:
         """Return the plan with the tensors whose sizes depend on the counts: none."""
         return self
 
+    @cached_property
     def native(self) -> C.normal.Plan:
-        """Return the addresses in the form that kernels take."""
+        """The addresses in the form that kernels take."""
         return C.normal.Plan(*(tensor.data_ptr() for tensor in self.tensors()))
 
-    def held(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return the handle's elements that the plan holds anyway, by index."""
-        if self.elements == _INTERNODE:
-            return {0: is_token_in_rank, 2: self.rows_to_rank}
-        return {0: self.rank_prefix, 1: self.rows_to_rank, 3: source, 4: is_token_in_rank, 5: self.token_row}
-
-    def made(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Make the other elements of the handle, by index."""
-        if self.elements == _INTRANODE:
-            return {2: torch.zeros_like(self.rows_to_rank)}
-        topology, ranks = self.topology, self.topology.ranks
-        in_node = tokens_in_nodes(is_token_in_rank, topology.nodes)
-        ends = self.ends()
-        begins = torch.cat([ends.new_zeros(1), ends[:-1]])
-        # The index of a row among those of its source takes the place of its index among those for the node.
-        rows = torch.arange(source.shape[0], dtype=torch.int32, device=source.device)
-        index = rows - begins[torch.searchsorted(ends, rows, right=True).clamp(max=ranks - 1)]
-        return {
-            1: in_node.sum(0, dtype=torch.int32).view(-1, 1),
-            3: ends.new_zeros(topology.nodes, 1),
-            4: ends.new_zeros(topology.nodes),
-            5: begins.view(ranks, 1),
-            6: ends,
-            7: torch.stack([source, index], dim=1).view(torch.uint8),
-            8: torch.where(in_node, in_node.cumsum(0, dtype=torch.int32) - 1, -1),
-            9: ends.new_empty(0, topology.ranks_per_node),
-        }
+    def elements(
+        self, is_token_in_rank: torch.Tensor, source: torch.Tensor, zeros: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the elements of the handle; `zeros` is int32 [ranks, 1]."""
+        nodes, per_node = self.topology.nodes, self.topology.ranks_per_node
+        if self.rank_begin is None or self.rank_end is None:
+            return self.rank_prefix, self.rows_to_rank, zeros, source, is_token_in_rank, self.token_row
+        head, to_node = self.token_node, self.tokens_to_node
+        if head is None or to_node is None:  # each rank is a node
+            head, to_node = self.token_row, self.rows_to_rank
+        return (
+            is_token_in_rank,
+            to_node,
+            self.rows_to_rank,
+            zeros[:nodes],
+            zeros[:nodes].view(nodes),
+            self.rank_begin,
+            self.rank_end,
+            source.view(torch.uint8),
+            head,
+            zeros.new_empty(0, per_node),
+        )
 
 
 @dataclass(frozen=True)
@@ -173,6 +190,9 @@ class TwoHopPlan(_Plan):
         int32 [ranks]: number of node rows that each rank sends to this node.
     rank_prefix : torch.Tensor
         int32 [ranks]: cumulative number of rows that this rank receives from each rank and those before it.
+    node_forwarded, rank_begin : torch.Tensor
+        int32 [nodes, 1] and [ranks, 1]: number of node rows that this rank forwards from each node, and where each
+        source's rows begin among those that it receives. Only callers read them.
     table : torch.Tensor
         int32 [forwarded node rows, ranks per node]: index of a row among those of its source for that rank, or -1. The
         dispatch writes it: 4 bytes for each node row and rank of the node.
@@ -191,14 +211,16 @@ class TwoHopPlan(_Plan):
     forwarded: torch.Tensor
     node_rows: torch.Tensor
     rank_prefix: torch.Tensor
+    node_forwarded: torch.Tensor
+    rank_begin: torch.Tensor
     table: torch.Tensor
     holders: torch.Tensor
 
     calls = C.two_hops
     """The native calls for such plans."""
     kernels = ("two_hops_notify", "two_hops_counts", "two_hops_dispatch", "two_hops_combine")
-    elements = _INTERNODE
-    """Number of elements of a handle."""
+    carrier = 3
+    """The index of the element in which a handle keeps its record."""
 
     @staticmethod
     def shapes(topology: Topology, tokens: int) -> Shapes:
@@ -215,6 +237,8 @@ class TwoHopPlan(_Plan):
             "forwarded": (C.two_hops.ROLES * nodes,),
             "node_rows": (ranks,),
             "rank_prefix": (ranks,),
+            "node_forwarded": (nodes, 1),
+            "rank_begin": (ranks, 1),
             "table": (None, per_node),
             "holders": (None, None),
         }
@@ -236,7 +260,7 @@ class TwoHopPlan(_Plan):
         return self.rank_prefix[-1]
 
     @staticmethod
-    def sources(rows: int) -> tuple[int, ...]:
+    def sources(topology: Topology, rows: int) -> tuple[int, ...]:
         """Return the shape of the tensor of row sources."""
         return rows, 2
 
@@ -253,24 +277,28 @@ class TwoHopPlan(_Plan):
         )
         return replace(self, table=table, holders=holders)
 
+    @cached_property
     def native(self) -> C.two_hops.Plan:
-        """Return the addresses in the form that kernels take."""
+        """The addresses in the form that kernels take."""
         addresses: dict[str, Any] = {name: getattr(self, name).data_ptr() for name in self.shapes(self.topology, 0)}
         return C.two_hops.Plan(**addresses, table_rows=self.table.shape[0])
 
-    def held(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return the handle's elements that the plan holds anyway, by index."""
-        held = {1: self.sent, 2: self.rows_to_rank, 6: self.rank_prefix, 8: self.node_row, 9: self.table}
-        return {0: is_token_in_rank, 4: self.forwarded[: self.topology.nodes], **held}
-
-    def made(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Make the other elements of the handle, by index."""
-        forwarded = self.forwarded[: self.topology.nodes]
-        return {
-            3: forwarded.diff(prepend=forwarded.new_zeros(1)).view(-1, 1),
-            5: (self.rank_prefix - self.rank_prefix.diff(prepend=self.rank_prefix.new_zeros(1))).view(-1, 1),
-            7: source.clone().view(torch.uint8),
-        }
+    def elements(
+        self, is_token_in_rank: torch.Tensor, source: torch.Tensor, zeros: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the elements of the handle; `zeros` is int32 [ranks, 1]."""
+        return (
+            is_token_in_rank,
+            self.sent,
+            self.rows_to_rank,
+            self.node_forwarded,
+            self.forwarded[: self.topology.nodes],
+            self.rank_begin,
+            self.rank_prefix,
+            source.view(torch.uint8),
+            self.node_row,
+            self.table,
+        )
 
 
 Plan = OneHopPlan | TwoHopPlan
@@ -279,9 +307,3 @@ Plan = OneHopPlan | TwoHopPlan
 def way_of(topology: Topology) -> type[OneHopPlan] | type[TwoHopPlan]:
     """Return the class of plan for a Buffer's operations."""
     return OneHopPlan if topology.hops == 1 else TwoHopPlan
-
-
-def tokens_in_nodes(is_token_in_rank: torch.Tensor, nodes: int) -> torch.Tensor:
-    """Return bool [tokens, nodes]: whether a token goes to any rank of the node."""
-    tokens, ranks = is_token_in_rank.shape
-    return is_token_in_rank.view(tokens, nodes, ranks // nodes).any(dim=2)

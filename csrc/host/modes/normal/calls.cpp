@@ -80,6 +80,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
     if (sizes.topk != 0) args.experts_per_rank = Divider::by(experts);
     args.plan = plan;
+    args.per_node = static_cast<u32>(runtime.options().ranks_per_node);
     args.rows_per_expert = call->words.get();
     args.received = received_counts(counts, args.shape.ranks_);
     if (max_rows == 0) {
@@ -146,7 +147,7 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.plan = plan;
     const Offered output{tensors.recv_x,       tensors.recv_scales,  tensors.recv_topk_idx, tensors.recv_topk_weights,
                          tensors.recv_src_idx, tensors.expanded_rows};
-    args.offer = offer(runtime, output, sizes, rows, sizeof(i32));
+    args.offer = offer(runtime, output, sizes, rows, tensors.source_words * sizeof(i32));
     if (args.offer.expanded_rows != tensors.expanded_rows) {
         throw std::logic_error("an expanded layout is offered only if all outputs are in the arena");
     }
@@ -156,6 +157,7 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), idx_bytes);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
+    args.source_words = tensors.source_words;
     call.serial = runtime.launch<DispatchKernel>(args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;
@@ -171,6 +173,7 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     args.x = pointer<const u8>(tensors.x);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
     args.src_idx = pointer<const i32>(tensors.src_idx);
+    args.source_words = tensors.source_words;
     args.plan = plan;
     args.rows = rows;
     if (publish) args.offer = offer(runtime, {tensors.x, 0, 0, tensors.topk_weights, 0}, sizes, rows, 0);

@@ -16,6 +16,7 @@ struct DispatchTensors {
     uint64_t x = 0, scales = 0, topk_idx = 0, topk_weights = 0;
     std::array<int64_t, 2> scales_stride{};  // between tokens and between scales, in scales
     uint64_t recv_x = 0, recv_scales = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
+    uint32_t source_words = 1;  // in one hop: of recv_src_idx, per row
     // In one hop: where this rank's choices are numbered, if peers may offer expanded layouts; and the rows of this
     // rank's, if recv_x is that layout and recv_topk_idx takes slots, 32 bits each. All outputs are then in the arena.
     uint64_t ordinals = 0;
@@ -27,6 +28,7 @@ struct CombineTensors {
     uint64_t x = 0, topk_weights = 0, src_idx = 0;
     uint64_t combined_x = 0, combined_weights = 0;
     std::array<uint64_t, 2> bias{};
+    uint32_t source_words = 1;  // in one hop: of src_idx, per row
     // Sum in the order of the tokens' choices, see CombineArgs; `choices` 0: in rank order. In one hop only.
     uint64_t topk_idx = 0;
     uint32_t choices = 0, id_bytes = sizeof(i64), experts = 0;
