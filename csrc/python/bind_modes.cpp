@@ -35,10 +35,10 @@ TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_r
                              uint64_t node_row, uint64_t rows_to_rank, uint64_t forwarded, uint64_t node_rows,
                              uint64_t rank_prefix, uint64_t node_forwarded, uint64_t rank_begin, uint64_t table,
                              uint64_t holders, uint32_t table_rows) {
-    return {numbers(sent),       numbers(sent_token), reinterpret_cast<u32*>(sent_ranks),
-            numbers(sent_marks), numbers(node_row),   numbers(rows_to_rank),
-            numbers(forwarded),  numbers(node_rows),  numbers(rank_prefix),
-            numbers(table),      numbers(holders),    table_rows,
+    return {numbers(sent),           numbers(sent_token), reinterpret_cast<u32*>(sent_ranks),
+            numbers(sent_marks),     numbers(node_row),   numbers(rows_to_rank),
+            numbers(forwarded),      numbers(node_rows),  numbers(rank_prefix),
+            numbers(table),          numbers(holders),    table_rows,
             numbers(node_forwarded), numbers(rank_begin)};
 }
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from deep_ep_py.core.not_compiled import not_compiled
+
 
 class EventHandle:
     """An event recorded on the current stream when it is constructed.
@@ -32,6 +34,7 @@ class EventHandle:
             self._event = torch.cuda.Event()
             self._event.record(stream or torch.cuda.current_stream())
 
+    @not_compiled
     def wait_on(self, stream: Any) -> None:
         """Make a stream wait for the event; if it stands for a call on a CPU, the calling thread waits instead."""
         if self._until is not None:
@@ -39,6 +42,7 @@ class EventHandle:
         if self._event is not None:
             stream.wait_event(self._event)
 
+    @not_compiled
     def current_stream_wait(self) -> None:
         """Make the current stream wait for the event; on a CPU, which has no streams, the calling thread waits."""
         if self._until is not None:
@@ -69,6 +73,7 @@ class EventOverlap:
         """Call the hook once, after the next wait."""
         self._hooks.append(hook_after_wait)
 
+    @not_compiled
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Make the current stream wait for the event.
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from deep_ep_py.core.not_compiled import not_compiled
 from deep_ep_py.errors import DeepEPError
 
 _LOOK_SECONDS = 0.001
@@ -32,7 +33,7 @@ def by_one_thread(method: _Method) -> _Method:
     """Make a method of an object with an `_engine` raise where another thread is inside such a method of its Buffer.
 
     Operations must begin in the same order on all ranks, so two threads that call at the same time are a mistake even
-    where their calls would not disturb each other.
+    where their calls would not disturb each other. Such a method is not compiled either.
     """
 
     @wraps(method)
@@ -54,7 +55,7 @@ def by_one_thread(method: _Method) -> _Method:
                 occupancy.pop("inside", None)
                 _calls.pop(mine, None)
 
-    return cast("_Method", guarded)
+    return cast("_Method", not_compiled(guarded))
 
 
 @contextmanager
