@@ -69,32 +69,6 @@ def test_memory_of_a_buffer_is_written_outside_inference_mode() -> None:
     run_ranks(2, on_each_rank, seed=1)
 
 
-def test_an_element_of_a_handle_first_read_in_inference_mode_is_kept_for_a_backward() -> None:
-    """The routes of an op hold no `is_token_in_rank`, so their handle makes it, and keeps it."""
-
-    class Keep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, *elements: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(*elements)
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            return gradient, *[None] * len(ctx.saved_tensors)
-
-    def on_each_rank(group: Any) -> None:
-        with make_buffer(group, TRIAL.case, "peer") as buffer:
-            name = ops.register(buffer, f"modes of rank {buffer.rank}")
-            work, rank = TRIAL.work, buffer.rank
-            routed = ops.dispatch(work.x[rank], work.topk_idx[rank], work.topk_weights[rank], work.num_experts, name)
-            handle = ops.routes.to_handle(buffer, routed.routes)
-            with torch.inference_mode():
-                assert handle.is_token_in_rank.any()
-            Keep.apply(torch.ones(1, requires_grad=True), handle.is_token_in_rank).backward()
-
-    run_ranks(2, on_each_rank, seed=1)
-
-
 def test_experts_that_begin_to_move_in_inference_mode() -> None:
     """A server that collects statistics there may begin a move of weights that are trained later."""
     placements = [
