@@ -76,7 +76,7 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
         ranks, device = buffer.group_size, buffer._engine.device
         buffer.warmup(hidden, 1)
         alone, many = (_routes(buffer, count, hidden) for count in (1, tokens))
-        moved = statistics.mean(gather((tokens + many[1].rows) * row_bytes))
+        moved = statistics.mean(gather((tokens + many[2]) * row_bytes))
         max_blocks = device.max_blocks
         counts = sorted({*(1 << i for i in range(max_blocks.bit_length())), max_blocks})
         linked = ranks > 1
@@ -107,7 +107,7 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
 def _seconds(
     buffer: Any,
     gather: Callable[[Any], list[Any]],
-    routes: tuple[torch.Tensor, Any],
+    routes: tuple[torch.Tensor, Any, int],
     blocks: int,
     iterations: int,
     align: Callable[[], Any] | None,
@@ -115,7 +115,7 @@ def _seconds(
     """Return the seconds of a dispatch, for the slowest rank; if there are several, they are aligned first."""
     import deep_ep_py as deep_ep
 
-    x, handle = routes
+    x, handle, _ = routes
     dispatch = partial(buffer.dispatch, x, handle=handle, config=deep_ep.Config(num_sms=blocks))
     times = []
     for _ in range(_WARMUP + iterations):
@@ -131,18 +131,18 @@ def _folder() -> Path:
     return default_folder()
 
 
-def _routes(buffer: Any, tokens: int, hidden: int) -> tuple[torch.Tensor, Any]:
-    """Return rows and the handle of a dispatch that sends each token to as many random ranks as a top-8 would reach."""
+def _routes(buffer: Any, tokens: int, hidden: int) -> tuple[torch.Tensor, Any, int]:
+    """Return rows, the handle of their dispatch to as many random ranks as a top-8 reaches, and how many arrived."""
     ranks = buffer.group_size
     wide = max(1, round(destinations(_TOPK, ranks)))
     random = torch.Generator().manual_seed(1 + buffer.rank)
     ids = torch.rand(tokens, ranks, generator=random).topk(wide).indices.to(buffer.device)
     x = torch.randn(tokens, hidden, generator=random).to(torch.bfloat16).to(buffer.device)
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, ranks)
-    handle = buffer.dispatch(
+    received, _, _, _, handle, _ = buffer.dispatch(
         x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert
-    )[4]
-    return x, handle
+    )
+    return x, handle, received.shape[0]
 
 
 def _where(report: dict[str, Any]) -> str:

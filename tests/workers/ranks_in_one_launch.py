@@ -73,7 +73,7 @@ def check_failures() -> None:
     for error in errors_of(another_kernel, timeout=60.0):
         assert isinstance(error, DeepEPError), error
         assert "rank 1 came with layout for 3 ranks, rows of 0 bytes and top-3, 2 blocks" in str(error), error
-        assert "came with notify for 3 ranks, rows of 128 bytes and top-3, 1 block of 4 warps" in str(error), error
+        assert "came with notify for 3 ranks, rows of 128 bytes and top-3, 2 blocks of 4 warps" in str(error), error
     for error in errors_of(comes_too_late, timeout=1.0):
         assert isinstance(error, DeepEPError), error
         assert "ranks 0, 2 came with notify" in str(error) and "rank 1 did not come within 1 s" in str(error), error
