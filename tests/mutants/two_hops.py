@@ -549,6 +549,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # --- ranks that are left out (P17)
     one(
+        "two hops without ranks: a choice that one of them holds has no weight, and is refused",
+        _GATHER,
+        "        if (!me.has(d)) return 0.0f;\n",
+        "",
+        "fast",
+        _WITHOUT,
+    ),
+    one(
         "two hops without ranks: the same words for local chunks of both roles",
         _PLAN,
         "kind + role * wire::kLocalSlots + chunk % wire::kLocalSlots;",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import deep_ep_py as deep_ep
 from cases import Case
 from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import run_ranks
+from elastic import ElasticTrial, round_trip
 from harness import Trial, dispatch_arguments, make_buffer
 
 CASE = Case("2x2", 4, (41, 3, 13, 25), hidden=8, topk=3, experts=8, ranks_per_node=2)
-TRIAL = Trial.of(CASE)
+TRIAL, ELASTIC = Trial.of(CASE), ElasticTrial.of(CASE)
 PARTS = (
     *("node_row", "sent", "sent_token", "sent_ranks", "sent_marks"),
     *("rows_to_rank", "forwarded", "node_rows", "rank_prefix", "table"),
@@ -23,6 +25,12 @@ VALUES = {"huge": 2**30, "negative": -7, "next": None}
 """The value stored into every element; None increments each element."""
 NO_ROW = {("node_row", "negative"), ("table", "negative"), ("sent_ranks", "huge")}
 """Combinations that mean "no row" and are within bounds."""
+HOLDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "huge": lambda holders: torch.full_like(holders, 2**30),
+    "negative": lambda holders: torch.full_like(holders, -7),
+    "another": lambda holders: torch.where(holders >= 0, 1 - holders, holders),
+}
+"""Changes of the ranks that hold choices; the last one names the other rank of the node, which may have no row."""
 WRONG = 1
 """The rank whose handle is overwritten."""
 
@@ -81,3 +89,31 @@ def test_a_plan_written_over(part: str, value: str, arena: bool) -> None:
     for step in ("cached", "combine"):
         of_ranks = [each[step] for each in ends]
         assert "wrong" not in of_ranks or "raised" in of_ranks, (step, of_ranks)
+
+
+@pytest.mark.parametrize("arena", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("change", HOLDERS)
+def test_holders_written_over(change: str, arena: bool) -> None:
+    """A combine takes weights from the ranks that they name, so it must not end well if they hold no such choice."""
+
+    def on_each_rank(group: Any) -> str:
+        options: dict[str, Any] = {} if arena else {"arena_bytes": 0}
+        with ELASTIC.make_buffer(group, "ibgda", num_gpu_timeout_secs=5, **options) as buffer:
+            rank = buffer.rank_idx
+            results = ELASTIC.dispatch(buffer, rank)
+            group.barrier()
+            if rank == WRONG:
+                holders = record_of(results.handle.dispatched).plan.holders
+                holders.copy_(HOLDERS[change](holders))
+            said = ""
+            try:
+                ELASTIC.combine(buffer, rank, results.handle, weights=results.recv_topk_weights)
+            except deep_ep.DeepEPError as error:
+                said = str(error)
+            group.barrier()
+            buffer.recover()
+            round_trip(buffer, ELASTIC, 2, expanded=False, exact=True)
+            return said
+
+    said = run_ranks(CASE.ranks, on_each_rank, seed=1)[WRONG]
+    assert "a size or offset of its rows" in said, said

@@ -83,12 +83,19 @@ struct Gatherer {
         return count;
     }
     // One thread: the weight of a choice of the node row at `row` in the table, from the rank of the node that holds
-    // it; 0 if none does. What other ranks have in its place is never read.
+    // it; 0 if none does, or one that is left out. What other ranks have in its place is never read.
     DEEP_EP_DEVICE float held_weight(u32 row, u32 k) const {
         const u32 d = device::read_once(static_cast<u32>(args.plan.holders[u64{row} * topk + k]));
-        if (d >= me.per_node) return 0.0f;
+        if (d == ~0u) return 0.0f;
+        if (d >= me.per_node) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), me.per_node, d);
+            return 0.0f;
+        }
+        if (!me.has(d)) return 0.0f;
         const u32 index = device::read_once(static_cast<u32>(args.plan.table[u64{row} * me.per_node + d]));
-        return index - near[d].first < near[d].rows ? near[d].weights[u64{index} * topk + k] : 0.0f;
+        if (index - near[d].first < near[d].rows) return near[d].weights[u64{index} * topk + k];
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), near[d].rows, index);
+        return 0.0f;
     }
     // A warp, after the barrier that follows the list: sums the weights of `count` summands in their order. Those in
     // [begin, end) are the rows of the node row at `row` in the table.

@@ -87,10 +87,10 @@ struct OwnerSums {
     DEEP_EP_DEVICE_CALL void sum_token(u32 token) const {
         const u32 row_bytes = shape.row_bytes(), topk = shape.topk();
         const i32 own = __shfl_sync(device::kFullMask, device::lane() == 0 ? node_row(token, me.node) : 0, 0);
-        const u32 own_row = tables.streams[me.node].begin + static_cast<u32>(own);
         const u32 before = list_nodes(token, 0, me.node, 0);
-        u32 end = before;
+        u32 own_row = 0, end = before;
         if (own >= 0) {
+            own_row = tables.streams[me.node].begin + static_cast<u32>(own);
             if (!rows.find(me.node, chunk_of(static_cast<u32>(own)))) return;
             end = rows.list(own_row, before);
         }
