@@ -320,6 +320,7 @@ void bind_runtime(py::module_& m) {
     m.attr("OUTDATED") = static_cast<uint32_t>(wire::kOutdated);
     m.attr("OTHER_IDS") = static_cast<uint32_t>(wire::kOtherIds);
     m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
+    m.attr("DATA_PHASE") = wire::phase_name(wire::Phase::kData);
     m.attr("MASK_PHASE") = wire::phase_name(wire::Phase::kMask);
     m.attr("MAX_RANKS") = wire::kMaxRanks;
     m.attr("MAX_REGIONS") = wire::kMaxRegions;

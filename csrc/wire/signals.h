@@ -61,7 +61,11 @@ enum Reason : u32 {
     kOutdated = 11,  // a call was planned or captured when a rank took part that has since been left out
     kSilent = 12,    // nothing has arrived from a peer's machine for some time
     kUnheard = 13,   // a peer has heard nothing from this rank's machine, and continues without it
-    kOtherIds = 14,  // a dispatch was given ids and a layout of other ids
+    // A dispatch was given ids and a layout of other ids. No peer is concerned. If the layout has no row for a choice,
+    // the phase is kData, `expected` the token and `seen` the choice: rank << 32 | expert. If it has another count for
+    // an expert, the phase is kNotify, `expected` the expert and `seen` both counts: that of the layout, in the 32 bits
+    // of its i32, << 32 | that of the ids.
+    kOtherIds = 14,
 };
 
 // What the failed rank has done, for messages: a verb, usually followed by the peer.
@@ -84,7 +88,7 @@ constexpr const char* reason_name(u32 reason) {
         case kElsewhere:
             return "had an operation fail on another of its Buffers, whose results this one may have been given";
         case kOtherIds:
-            return "was given ids for a dispatch and a layout of other ids";
+            return "passed a layout to dispatch that does not belong to its topk_idx";
         default:
             return "failed";
     }

@@ -24,6 +24,7 @@ __all__: list[str] = [
     "BufferOptions",
     "CHUNK_SLOTS",
     "Call",
+    "DATA_PHASE",
     "DIED",
     "ELSEWHERE",
     "EXCEPTION",
@@ -622,6 +623,7 @@ def widen_to_float(dst: int, src: int, n: int) -> None:
 ABORTED: int = 2
 BOUNDS_PHASE: str = "bounds of sizes and offsets"
 CHUNK_SLOTS: int = 4
+DATA_PHASE: str = "rows stored (data)"
 DIED: int = 7
 ELSEWHERE: int = 9
 EXCEPTION: int = 4

@@ -67,7 +67,10 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, proce
             f"{failure.expected}: without a host wait, the experts of a token must be distinct"
         )
     if failure.reason == C.OTHER_IDS:
-        return f"{call.kind}: {_other_ids_text(failure)}, since the layout must be that of the ids that are sent"
+        return (
+            f"{call.kind}: {_other_ids_text(failure)}, since the layout must have been counted from the ids that are "
+            "sent"
+        )
     if failure.reason == C.OVERFLOW:
         return (
             f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "
@@ -107,14 +110,15 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, proce
 
 
 def _other_ids_text(failure: C.Failure) -> str:
-    if failure.peer >= 0:
+    """Return what the layout and the ids differ in; its encoding is at `kOtherIds`."""
+    high, low = failure.seen >> 32, failure.seen & 0xFFFFFFFF
+    if failure.phase == C.DATA_PHASE:
         return (
-            f"is_token_in_rank[{failure.expected}, {failure.peer}] is False: expected True for topk_idx="
-            f"{failure.seen}, an expert of rank {failure.peer}"
+            f"is_token_in_rank[{failure.expected}, {high}] is False: expected True for topk_idx={low}, an expert of "
+            f"rank {high}"
         )
-    announced, counted = failure.seen >> 32, failure.seen & 0xFFFFFFFF
-    announced -= (announced >> 31) << 32
-    return f"num_tokens_per_expert[{failure.expected}] is {announced}: expected {counted}, as many as in topk_idx"
+    announced = high - 2**32 if high >= 2**31 else high  # the caller's int32
+    return f"num_tokens_per_expert[{failure.expected}] is {announced}: expected {low}, as many as in topk_idx"
 
 
 def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
@@ -127,8 +131,8 @@ def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
         return unheard_text(failure.cause_peer, process_of(failure.cause_peer), failure.cause_rank)
     if failure.cause_reason == C.LEFT:
         return f"rank {failure.cause_peer} has destroyed or dropped its Buffer"
-    blames = failure.cause_peer >= 0 and failure.cause_reason != C.OTHER_IDS
-    return f"rank {failure.cause_rank} {failure.cause}{f' rank {failure.cause_peer}' if blames else ''}"
+    blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
+    return f"rank {failure.cause_rank} {failure.cause}{blamed}"
 
 
 def _network_text(failure: C.Failure, runtime: C.Runtime) -> str:

@@ -7,8 +7,8 @@
 #include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
 #include "kernels/common/shape.h"
+#include "kernels/normal/check_ids.h"
 #include "kernels/normal/counts.h"
-#include "kernels/normal/same_ids.h"
 
 namespace deep_ep {
 
@@ -213,9 +213,9 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks();
 
-    const LayoutOfIds layout = layout_of_ids(args, shape.topk());
-    if (layout.checked_here()) check_layout(op, layout, reinterpret_cast<i32*>(shared));
-    const u32 blocks = layout.numbering(), first = blockIdx.x * device::warps() + device::warp();
+    const CheckedIds ids = checked_ids(args, shape.topk());
+    if (ids.checked_here()) check_ids(op, ids, reinterpret_cast<i32*>(shared));
+    const u32 blocks = ids.numbering_blocks(), first = blockIdx.x * device::warps() + device::warp();
     for (u32 r = first; blockIdx.x < blocks && r < ranks; r += blocks * device::warps()) {
         const u32 rows = scan_destination(args, ranks, r, op.present(r));
         if (device::lane() == 0) args.plan.rows_to_rank[r] = static_cast<i32>(rows);
@@ -258,7 +258,7 @@ struct NotifyKernel {
     using Args = NotifyArgs;
     template <class Shape>
     static constexpr auto kEntry = notify<Shape>;
-    static constexpr u32 shared_bytes(const BlockSizes& block) { return counted_ids_bytes(block); }
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return checked_ids_bytes(block); }
 };
 
 struct CountsKernel : NoSharedMemory {

@@ -5,8 +5,8 @@
 
 #include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
+#include "kernels/normal/check_ids.h"
 #include "kernels/normal/counts.h"
-#include "kernels/normal/same_ids.h"
 #include "kernels/two_hops/number.h"
 #include "kernels/two_hops/offers.h"
 
@@ -34,7 +34,7 @@ struct NotifyArgs {
 
 struct NotifyShared {
     SharedArray<u32> rows;
-    SharedArray<i32> choices;  // of each expert, by the block that checks the layout
+    SharedArray<i32> choices;  // of each expert, by the block that checks the ids
     u32 bytes;
 
     constexpr explicit NotifyShared(const BlockSizes& block, SharedCut cut = {})
@@ -228,12 +228,12 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     if (!op.enter()) return;
     const wire::TwoHopLayout& layout = args.layout;
     const Place me = Place::of(op.rank(), layout, op.context().mask);
-    const NotifyShared at({op.ranks(), 0, 0, device::warps(), 0, layout.per_node});
+    const CheckedIds ids = checked_ids(args, Shape::of(args.shape).topk());
+    const NotifyShared at({op.ranks(), ids.topk != 0 ? ids.experts : 0, 0, device::warps(), 0, layout.per_node});
     u32* const rows = at.rows.in(shared) + device::warp() * layout.per_node;
 
-    const LayoutOfIds ids = layout_of_ids(args, Shape::of(args.shape).topk());
-    if (ids.checked_here()) check_layout(op, ids, at.choices.in(shared));
-    const u32 blocks = ids.numbering(), first = blockIdx.x * device::warps() + device::warp();
+    if (ids.checked_here()) check_ids(op, ids, at.choices.in(shared));
+    const u32 blocks = ids.numbering_blocks(), first = blockIdx.x * device::warps() + device::warp();
     for (u32 node = first; blockIdx.x < blocks && node < layout.nodes; node += blocks * device::warps()) {
         number_node_rows(op, args.plan, layout, {args.is_token_in_rank, args.tokens, op.ranks()}, node, rows);
     }

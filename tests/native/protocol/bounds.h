@@ -195,7 +195,7 @@ inline void run_short(uint64_t seed, const Setup& setup) {
 
 // One rank sends ids of which its layout is not: it fails before any rank has its counts.
 inline void run_other_ids(uint64_t seed, const Setup& setup, const std::function<void(std::vector<i64>&)>& reroute,
-                          i32 peer, u64 expected, u64 seen) {
+                          wire::Phase phase, u64 expected, u64 seen) {
     World world;
     planted::run_world(kRanks, seed, [&](int r) {
         const u32 rank = static_cast<u32>(r);
@@ -206,13 +206,15 @@ inline void run_other_ids(uint64_t seed, const Setup& setup, const std::function
         const wire::Failure failure = call->failure();
         const u32 reason = wire::mark_reason(failure.mark);
         if (rank != kTampered) {
-            expect(reason == wire::kAborted && failure.cause == wire::kOtherIds && failure.cause_rank == kTampered,
+            expect(reason == wire::kAborted && failure.cause == wire::kOtherIds && failure.cause_rank == kTampered &&
+                       failure.cause_peer == -1,
                    batch.whose() + "is not told of the other ids");
         } else {
             expect(reason == wire::kOtherIds, "other ids are not noticed");
-            expect(failure.peer == peer && failure.expected == expected && failure.seen == seen,
-                   "other ids: peer " + std::to_string(failure.peer) + ", expected " +
-                       std::to_string(failure.expected) + ", seen " + std::to_string(failure.seen));
+            expect(failure.phase == static_cast<u32>(phase) && failure.peer == -1 && failure.expected == expected &&
+                       failure.seen == seen,
+                   "other ids: phase " + std::to_string(failure.phase) + ", peer " + std::to_string(failure.peer) +
+                       ", expected " + std::to_string(failure.expected) + ", seen " + std::to_string(failure.seen));
         }
         buffer.meet(world);
     });
@@ -232,8 +234,12 @@ inline void run(uint64_t seed, const Setup& setup) {
     // it, with the same counts for each expert and rank.
     u64 counted = 0;
     for (u32 i = 0; i < kTokens[kTampered] * kTopk; ++i) counted += expert(0, kTampered, i / kTopk, i % kTopk) == 2;
-    run_other_ids(seed, setup, [](std::vector<i64>& ids) { ids[0] = -1; }, -1, 2, counted << 32 | (counted - 1));
-    run_other_ids(seed, setup, [](std::vector<i64>& ids) { std::swap(ids[1], ids[2 * kTopk + 1]); }, 2, 0, 4);
+    run_other_ids(
+        seed, setup, [](std::vector<i64>& ids) { ids[0] = -1; }, wire::Phase::kNotify, 2,
+        counted << 32 | (counted - 1));
+    run_other_ids(
+        seed, setup, [](std::vector<i64>& ids) { std::swap(ids[1], ids[2 * kTopk + 1]); }, wire::Phase::kData, 0,
+        2ull << 32 | 4);
 }
 
 }  // namespace protocol::bounds

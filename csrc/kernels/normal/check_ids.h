@@ -9,8 +9,8 @@
 
 namespace deep_ep {
 
-// A layout and the ids that it must be of. Device pointers.
-struct LayoutOfIds {
+// The ids that are sent, and the layout that must have been counted from them. Device pointers.
+struct CheckedIds {
     ExpertIds topk_idx;  // [tokens, topk]
     u32 topk;            // 0: no ids are sent, and nothing is checked
     Divider experts_per_rank;
@@ -19,39 +19,38 @@ struct LayoutOfIds {
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts]
 
-    DEEP_EP_DEVICE bool given() const { return topk != 0; }
     // Blocks of notify that number tokens. The last of several blocks checks meanwhile.
-    DEEP_EP_DEVICE u32 numbering() const { return gridDim.x - (given() && gridDim.x > 1 ? 1 : 0); }
-    DEEP_EP_DEVICE bool checked_here() const { return given() && blockIdx.x == gridDim.x - 1; }
+    DEEP_EP_DEVICE u32 numbering_blocks() const { return gridDim.x - (topk != 0 && gridDim.x > 1 ? 1 : 0); }
+    DEEP_EP_DEVICE bool checked_here() const { return topk != 0 && blockIdx.x == gridDim.x - 1; }
 };
 
 // `args`: of notify, in one hop or two.
 template <class Args>
-DEEP_EP_DEVICE LayoutOfIds layout_of_ids(const Args& args, u32 topk) {
+DEEP_EP_DEVICE CheckedIds checked_ids(const Args& args, u32 topk) {
     return {args.topk_idx,         topk, args.experts_per_rank, args.layout.experts, args.tokens, args.is_token_in_rank,
             args.tokens_per_expert};
 }
 
-// Shared memory of check_layout(); `block.experts` is 0 if no ids are sent.
-constexpr u32 counted_ids_bytes(const BlockSizes& block) { return block.experts * static_cast<u32>(sizeof(i32)); }
+// Shared memory of check_ids(); `block.experts` is 0 if no ids are sent.
+constexpr u32 checked_ids_bytes(const BlockSizes& block) { return block.experts * static_cast<u32>(sizeof(i32)); }
 
 // A block: counts the choices of each expert, in `counts`, [experts] in its shared memory. The operation fails if the
 // layout has another count, or no row for a choice's rank. Ids that are no expert's are the business of `layout`.
-DEEP_EP_DEVICE void check_layout(Operation& op, const LayoutOfIds& layout, i32* counts) {
+DEEP_EP_DEVICE void check_ids(Operation& op, const CheckedIds& ids, i32* counts) {
     using device::Scope;
-    for (u32 e = threadIdx.x; e < layout.experts; e += blockDim.x) counts[e] = 0;
+    for (u32 e = threadIdx.x; e < ids.experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
-    for (u32 i = threadIdx.x; i < layout.tokens * layout.topk; i += blockDim.x) {
-        const i64 expert = layout.topk_idx.get(i);
-        if (static_cast<u64>(expert) >= layout.experts) continue;
-        const u32 token = i / layout.topk, r = layout.experts_per_rank.divide(static_cast<u32>(expert));
+    for (u32 i = threadIdx.x; i < ids.tokens * ids.topk; i += blockDim.x) {
+        const i64 expert = ids.topk_idx.get(i);
+        if (static_cast<u64>(expert) >= ids.experts) continue;
+        const u32 token = i / ids.topk, r = ids.experts_per_rank.divide(static_cast<u32>(expert));
         device::add_relaxed<Scope::kBlock>(&counts[expert], 1);
-        if (layout.is_token_in_rank[u64{token} * op.ranks() + r] != 0) continue;
-        op.fail(wire::kOtherIds, Phase::kData, static_cast<i32>(r), token, static_cast<u64>(expert));
+        if (ids.is_token_in_rank[u64{token} * op.ranks() + r] != 0) continue;
+        op.fail(wire::kOtherIds, Phase::kData, -1, token, u64{r} << 32 | static_cast<u32>(expert));
     }
     __syncthreads();
-    for (u32 e = threadIdx.x; e < layout.experts; e += blockDim.x) {
-        const u64 announced = static_cast<u32>(layout.tokens_per_expert[e]), counted = static_cast<u32>(counts[e]);
+    for (u32 e = threadIdx.x; e < ids.experts; e += blockDim.x) {
+        const u64 announced = static_cast<u32>(ids.tokens_per_expert[e]), counted = static_cast<u32>(counts[e]);
         if (announced != counted) op.fail(wire::kOtherIds, Phase::kNotify, -1, e, announced << 32 | counted);
     }
 }
