@@ -138,7 +138,7 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
             op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(r), 0, 0);
         }
         wire::Offer offer;
-        if (planned && await_offer(args.layout, op, r, mine, 0, args.source_words, offer)) {
+        if (planned && await_offer(args.layout, op, r, mine, 0, 1, offer)) {
             const u64 start = mine.first;
             const u8* heap = fabric::address(op.peers(), r, 0);
             source.x = heap + offer.x + start * shape.row_bytes();

@@ -39,23 +39,25 @@ struct NotifyCachedArgs {
     u64 arguments;
 };
 
+// Flags that a lane of a scan loads at once.
+constexpr u32 kScanSteps = 16;
+
 // A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. It uses no
 // atomics, so that the result is the same on every run. Each token's number depends on those before it, and a single
 // warp computes them all. Therefore the flags of a whole batch of tokens are loaded before the first of them is
 // counted, which costs one memory latency per batch.
 DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination, bool present) {
-    constexpr u32 kSteps = 16;
     const u32 lanes_below = (1u << device::lane()) - 1;
     u32 count = 0;
-    for (u32 batch = 0; batch < args.tokens; batch += kSteps * device::kWarpSize) {
-        bool flags[kSteps];
+    for (u32 batch = 0; batch < args.tokens; batch += kScanSteps * device::kWarpSize) {
+        bool flags[kScanSteps];
 #pragma unroll
-        for (u32 s = 0; s < kSteps; ++s) {
+        for (u32 s = 0; s < kScanSteps; ++s) {
             const u32 token = batch + s * device::kWarpSize + device::lane();
             flags[s] = token < args.tokens && args.is_token_in_rank[static_cast<u64>(token) * ranks + destination] != 0;
         }
 #pragma unroll
-        for (u32 s = 0; s < kSteps; ++s) {
+        for (u32 s = 0; s < kScanSteps; ++s) {
             const u32 first = batch + s * device::kWarpSize, token = first + device::lane();
             if (first >= args.tokens) break;
             const bool goes = present && flags[s];
@@ -70,22 +72,34 @@ DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 desti
     return count;
 }
 
-// A warp: numbers this rank's tokens for a node in token order, for callers alone.
+// A warp: numbers this rank's tokens for a node in token order, for callers alone. It loads flags in batches, as
+// scan_destination() does: a batch for one rank of the node costs one memory latency, and the flags for the others,
+// which are next to these, are mostly in the cache by then.
 DEEP_EP_DEVICE void scan_node(const NotifyArgs& args, const Operation& op, u32 ranks, u32 node) {
     const u32 nodes = ranks / args.per_node, first_rank = node * args.per_node;
+    const u32 lanes_below = (1u << device::lane()) - 1;
     u32 count = 0;
-    for (u32 first = 0; first < args.tokens; first += device::kWarpSize) {
-        const u32 token = first + device::lane();
-        bool goes = false;
-        for (u32 r = first_rank; token < args.tokens && r < first_rank + args.per_node; ++r) {
-            goes = goes || (args.is_token_in_rank[static_cast<u64>(token) * ranks + r] != 0 && op.present(r));
+    for (u32 batch = 0; batch < args.tokens; batch += kScanSteps * device::kWarpSize) {
+        bool goes[kScanSteps] = {};
+        for (u32 r = first_rank; r < first_rank + args.per_node; ++r) {
+            if (!op.present(r)) continue;
+#pragma unroll
+            for (u32 s = 0; s < kScanSteps; ++s) {
+                const u32 token = batch + s * device::kWarpSize + device::lane();
+                goes[s] |= token < args.tokens && args.is_token_in_rank[static_cast<u64>(token) * ranks + r] != 0;
+            }
         }
-        const u32 mask = __ballot_sync(device::kFullMask, goes);
-        const u32 index = count + __popc(mask & ((1u << device::lane()) - 1));
-        if (token < args.tokens) {
-            args.plan.token_node[static_cast<u64>(token) * nodes + node] = goes ? static_cast<i32>(index) : -1;
+#pragma unroll
+        for (u32 s = 0; s < kScanSteps; ++s) {
+            const u32 first = batch + s * device::kWarpSize, token = first + device::lane();
+            if (first >= args.tokens) break;
+            const u32 mask = __ballot_sync(device::kFullMask, goes[s]);
+            const i32 index = static_cast<i32>(count + __popc(mask & lanes_below));
+            if (token < args.tokens) {
+                args.plan.token_node[static_cast<u64>(token) * nodes + node] = goes[s] ? index : -1;
+            }
+            count += __popc(mask);
         }
-        count += __popc(mask);
     }
     if (device::lane() == 0) args.plan.tokens_to_node[node] = static_cast<i32>(count);
 }
@@ -216,13 +230,14 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     const CheckedIds ids = checked_ids(args, shape.topk());
     if (ids.checked_here()) check_ids(op, ids, reinterpret_cast<i32*>(shared));
     const u32 blocks = ids.numbering_blocks(), first = blockIdx.x * device::warps() + device::warp();
-    for (u32 r = first; blockIdx.x < blocks && r < ranks; r += blocks * device::warps()) {
-        const u32 rows = scan_destination(args, ranks, r, op.present(r));
-        if (device::lane() == 0) args.plan.rows_to_rank[r] = static_cast<i32>(rows);
-    }
-    for (u32 n = first; args.plan.tokens_to_node != nullptr && n < ranks / args.per_node;
-         n += gridDim.x * device::warps()) {
-        scan_node(args, op, ranks, n);
+    const u32 nodes = args.plan.tokens_to_node != nullptr ? ranks / args.per_node : 0;
+    for (u32 i = first; blockIdx.x < blocks && i < ranks + nodes; i += blocks * device::warps()) {
+        if (i < ranks) {
+            const u32 rows = scan_destination(args, ranks, i, op.present(i));
+            if (device::lane() == 0) args.plan.rows_to_rank[i] = static_cast<i32>(rows);
+        } else {
+            scan_node(args, op, ranks, i - ranks);
+        }
     }
     if (!op.last_block(kCounted)) return;
 
