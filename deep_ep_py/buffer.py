@@ -52,8 +52,8 @@ class Buffer(V1Surface, NotCopied):
 
     Signatures and return values are those of DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together
     and issue its operations in the same order. Any thread may make calls, one at a time; meanwhile, other threads may
-    wait for events of earlier calls and read `stats`. Results have no gradients: an argument that requires one is
-    warned of once, unless gradients are off, as in an autograd function. The ops of `deep_ep_py.ops` have gradients.
+    wait for events of earlier calls and read `stats`. Results have no gradients: a call warns once of an argument that
+    requires one, unless gradients are off, as in an autograd function. The ops of `deep_ep_py.ops` have gradients.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Buffer(V1Surface, NotCopied):
         symmetric heap; kernels then drive this machine's ConnectX NICs through NVSHMEM's queue pairs ("ibgda" in
         `fabric`); see `docs/cluster.md`. Such a heap does not grow, so `arena_bytes` is the limit, by default 64 MiB,
         and the Buffer cannot `recover`. Default: "nvshmem" if ranks are on several machines, no fabric is named, and
-        all machines have nvshmem4py, a ConnectX and NVSHMEM_IB_ENABLE_IBGDA=1.
+        all machines have nvshmem4py, a ConnectX, NVSHMEM_IB_ENABLE_IBGDA=1, and GPUs that access each other's memory.
     **others
         Refused by name, on all ranks.
 
@@ -195,7 +195,7 @@ class Buffer(V1Surface, NotCopied):
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
 
         def find_device() -> Device:
-            arguments.none_besides(others)
+            arguments.no_unknown(others)
             for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
                 if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
                     raise ValueError(f"{name}={size}: expected a multiple of 128")

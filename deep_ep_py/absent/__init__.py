@@ -18,7 +18,7 @@ _HYBRID = (
     "which works across nodes too"
 )
 _OF_2_5 = "the interface of DeepEP 2.5 is not available"
-_OTHERS_OF_2_5 = f"{_OF_2_5}, nor what it serves"
+_OTHERS_OF_2_5 = f"{_OF_2_5}, and neither is what it offers"
 REASONS = {
     **dict.fromkeys(("HybridEPBuffer", "hybrid_ep_buffer"), _HYBRID),
     "EPBuffer": f"{_OF_2_5}; use `ElasticBuffer`, whose `dispatch` and `combine` it has",

@@ -82,13 +82,15 @@ class Connections:
         # Messages of exchanges that this rank has not come to yet.
         self._early: dict[int, deque[tuple[bytes, list[int]]]] = defaultdict(deque)
         self._notes: dict[int, Any] = {}
-        self._why_left: tuple[int, str, bool] | None = None  # the first rank that failed before, and what it has told
+        self._first_failure: tuple[int, str, bool] | None = (
+            None  # the first rank that failed before, and what it has told
+        )
         self._handed: dict[int, int] = defaultdict(int)  # by rank: the end of what it has received of this heap
         _all.add(self)
 
     def leave(self, failed: BaseException) -> None:
         """Tell the other ranks why this one leaves, and close. If another rank has failed first, they are told that."""
-        why = (self.rank, *told_of(failed)) if self._why_left is None else self._why_left
+        why = (self.rank, *told_of(failed)) if self._first_failure is None else self._first_failure
         message = _note({"left": why})
         self._tell(message)
         for rank in self._addresses:
@@ -416,7 +418,7 @@ class Connections:
         A rank that could not make the Buffer has told why, as the same exception that it has raised itself.
         """
         if told := next((note["left"] for note in self.notes().values() if "left" in note), None):
-            self._why_left = (origin, why, by_argument) = (int(told[0]), str(told[1]), bool(told[2]))
+            self._first_failure = (origin, why, by_argument) = (int(told[0]), str(told[1]), bool(told[2]))
             raise (ValueError if by_argument else DeepEPError)(f"rank {origin}: {why}")
         state = C.Mesh.State.HEARD if self.mesh is None else self.mesh.state(rank)
         if state == C.Mesh.State.SILENT:

@@ -167,8 +167,8 @@ def exchange_heaps(
 
     Raises
     ------
-    DeepEPError
-        A rank's process ends meanwhile.
+    DeepEPError, CudaError
+        A rank's process ends meanwhile, or its memory cannot be mapped here.
     """
     if not isinstance(bootstrap, Connections):
         return bootstrap.all_gather(heap)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from deep_ep_py.errors import DeepEPError
 
+_MAX_TEXT = 4096
+"""Characters of a failure that the other ranks are told."""
 T = TypeVar("T")
 Told = tuple[str, bool]
 """What ranks exchange about a failure: its text, empty if there is none, and whether an argument is to blame."""
@@ -24,7 +26,7 @@ def told_of(failed: BaseException | None) -> Told:
     """Return what the other ranks are told."""
     if failed is None:
         return "", False
-    return str(failed) or repr(failed), isinstance(failed, TypeError | ValueError)
+    return (str(failed) or repr(failed))[:_MAX_TEXT], isinstance(failed, TypeError | ValueError)
 
 
 def raise_together(rank: int, failed: Exception | None, told: Sequence[Told]) -> None:

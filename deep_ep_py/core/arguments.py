@@ -9,7 +9,7 @@ import numbers
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -133,8 +133,8 @@ def with_memory(name: str, value: torch.Tensor) -> torch.Tensor:
 def _say_that_gradients_end(name: str) -> None:
     """Warn once per process and argument: otherwise a router or a layer would silently learn nothing."""
     log.warning(
-        "%s: it requires a gradient, but the results of a Buffer's calls have none; those of deep_ep_py.ops have, and "
-        "%s.detach() or torch.no_grad() says that none is wanted",
+        "%s requires a gradient, but results of a Buffer's calls have none: use deep_ep_py.ops, or pass %s.detach() if "
+        "none is wanted",
         name,
         name,
     )
@@ -273,11 +273,11 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def none_besides(given: Iterable[str], known: Collection[str] = ()) -> None:
+def no_unknown(given: Mapping[str, Any], known: Collection[str] = ()) -> None:
     """Check the names of keyword arguments where Python's own check would raise on the calling rank alone."""
-    for name in given:
+    for name, value in given.items():
         if name not in known:
-            raise TypeError(f"{name}: expected no argument of this name")
+            raise TypeError(f"{name}={describe(value)}: expected no argument of this name")
 
 
 def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:

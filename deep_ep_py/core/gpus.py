@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
-SAME_GPU, DRIVER, NVML = "one GPU for both", "the CUDA driver", "NVML"
+SAME_GPU, DRIVER, NVML = "the GPU that they share", "the CUDA driver", "NVML"
 
-NO_ACCESS = "its GPU's memory cannot be mapped here"
+NO_ACCESS = "their GPUs cannot map each other's memory"
 NO_ATOMICS = "atomics between their GPUs are not native, as over PCIe, and signals need them"
 
 
@@ -20,10 +20,13 @@ class GpuAnswer(NamedTuple):
         Who has answered: `SAME_GPU`, `DRIVER` or `NVML`. Empty if none of them can; `refusal` then says why not.
     refusal : str
         Why they do not; empty if they do.
+    access : bool
+        Whether at least loads and stores reach, and only atomics do not.
     """
 
     source: str
     refusal: str = ""
+    access: bool = True
 
 
 def name_of_gpu(gpu: str, kind: str = "GPU") -> str:
@@ -37,4 +40,4 @@ def answer_of(source: str, one: str, other: str, access: bool, atomics: bool) ->
         return GpuAnswer(source)
     why, cap = (NO_ATOMICS, "a") if access else (NO_ACCESS, "r")
     names = f"{name_of_gpu(one)} and {name_of_gpu(other)}"
-    return GpuAnswer(source, f"{why}, says {source} of {names} (nvidia-smi topo -p2p {cap})")
+    return GpuAnswer(source, f"{why} ({names}, according to {source}; nvidia-smi topo -p2p {cap})", access)

@@ -13,10 +13,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def not_compiled(function: _Function) -> _Function:
-    """Make a compiler break its graph at calls of a function, and look at nothing that they do.
+    """Make a compiler break its graph at each call of a function, and look at nothing inside.
 
-    They wait for other ranks and launch kernels, and objects of this library change while they do. This is
-    `torch.compiler.disable`, which is not called earlier because it imports the compiler.
+    The function waits for other ranks, launches kernels, and changes objects of this library. This is
+    `torch.compiler.disable`, which is called late because it imports the compiler.
     """
     disabled: Callable[..., Any] | None = None
 

@@ -121,7 +121,7 @@ class CpuDevice:
     def answer_about(self, gpu: str) -> GpuAnswer:
         """Know of no GPU; see `Device`."""
         del gpu
-        return GpuAnswer("", "this device is not a GPU")
+        return GpuAnswer("", "this device is not a GPU", access=False)
 
     def blocks_for(self, moved: float) -> int:
         """Return 1 for any call."""

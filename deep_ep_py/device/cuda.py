@@ -103,7 +103,7 @@ class CudaDevice:
         try:
             peer = self.context.peer(gpu)
         except CudaError as error:
-            return GpuAnswer(DRIVER, f"cannot query how their GPUs use each other's memory: {error}")
+            return GpuAnswer(DRIVER, f"cannot query how their GPUs use each other's memory: {error}", access=False)
         if peer is not None:
             return answer_of(DRIVER, self.gpu, gpu, peer.access, peer.native_atomics)
         try:
@@ -114,6 +114,7 @@ class CudaDevice:
                 "",
                 f"how {name_of_gpu(self.gpu)} and {name_of_gpu(gpu)} reach each other cannot be asked here, so they "
                 f"count as apart ({error}): let each process see both GPUs, or NVML",
+                access=False,
             )
 
     @cached_property

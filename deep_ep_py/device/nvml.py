@@ -57,7 +57,7 @@ class Nvml:
                 handles.append(self._find(name_of_gpu(gpu)))
             except NvmlError as error:
                 if self._shows(name_of_gpu(gpu, "MIG")):
-                    return GpuAnswer(NVML, f"{name_of_gpu(gpu, 'MIG')} is an instance (MIG), which has no peers")
+                    return GpuAnswer(NVML, f"{name_of_gpu(gpu, 'MIG')} is an instance (MIG), which has no peers", False)
                 raise NvmlError(f"NVML shows no {name_of_gpu(gpu)}: {error}") from None
         return answer_of(NVML, one, other, *self.reach(*handles))
 

@@ -146,7 +146,8 @@ def about_gpus(apart: Apart) -> list[str]:
     """Describe which ranks' GPUs use each other's memory, and which do not, with the source of each answer."""
     told = sorted(Counter(apart.sources.values()).items())
     lines = [
-        f"{count(pairs, 'pair')} of ranks on a machine can use each other's GPU memory: {who}" for who, pairs in told
+        f"{count(pairs, 'pair')} of ranks on a machine can use each other's GPU memory, according to {who}"
+        for who, pairs in told
     ]
     refused = sorted(apart.reasons.items())
     lines += [f"ranks {one} and {other} cannot: {why}" for (one, other), why in refused[:_MAX_REFUSED]]

@@ -33,7 +33,7 @@ class Peers:
     Attributes
     ----------
     source : str
-        Who says so.
+        What reports this: the driver or NVML.
     names : tuple of str
         The GPUs.
     access, atomics : frozenset of (int, int)

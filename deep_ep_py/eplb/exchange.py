@@ -146,9 +146,9 @@ def agree(buffer: Buffer, check: Callable[[], tuple[T, list[Any]]]) -> T:
         digest = hashlib.blake2b(repr(checked[1]).encode(), digest_size=_DIGEST_BYTES).digest()
     row = torch.tensor(list(digest), dtype=torch.uint8, device=buffer.device).view(1, -1)
     gathered = send(buffer, row, torch.ones((1, buffer.group_size), dtype=torch.bool, device="cpu")).cpu()
-    if checked is None:
-        assert failed is not None
+    if failed is not None:
         raise failed
+    assert checked is not None
     ranks_left = sorted({*range(buffer.group_size)}.difference(buffer.masked_ranks))
     others = {rank: bytes(row.tolist()) for rank, row in zip(ranks_left, gathered, strict=True)}
     refused = [rank for rank, other in others.items() if other == _INVALID]

@@ -154,6 +154,6 @@ def checked_layer(placement: Placement, layer: int | None) -> int:
 def checked_ranks(name: str, ranks: Iterable[int], num_ranks: int) -> list[int]:
     """Check the ranks that a caller leaves out, and return them in order, each once."""
     try:
-        return sorted({arguments.integer(f"a rank of {name}", rank, 0, num_ranks - 1) for rank in [*ranks]})
+        return sorted({arguments.integer(f"a rank of {name}", rank, 0, num_ranks - 1) for rank in ranks})
     except TypeError:
         raise TypeError(f"{name}={arguments.describe(ranks)}: expected the ranks to leave out, such as [3]") from None

@@ -27,7 +27,7 @@ def plan(
 
     The method is that of DeepSeek's Expert Parallelism Load Balancer (the repository deepseek-ai/EPLB), except that no
     rank gets two replicas of an expert, which would only share what one of them gets alone. A plan equals EPLB's only
-    where that one has no such pair. Layers are planned independently, in three steps:
+    where that one has none either. Layers are planned independently, in three steps:
 
     1. Groups of experts are packed onto nodes, as evenly as their loads allow. A router that limits the groups of a
        token then limits the nodes to which its rows go.

@@ -46,7 +46,6 @@ class ReplicaSums:
             return held, [held]
 
         self._held = agree(self._buffer, check)
-        self._several = _held_more_than_once(self._held)
 
     @torch.no_grad()
     def sum_(self, tensors: Sequence[Tensor]) -> None:

@@ -94,7 +94,7 @@ def _lacking(device: Device, apart: Apart, fabric: Any, masks_ranks: bool) -> st
         return "a GPU"
     if masks_ranks:
         return "enable_shrink=False"
-    if apart.have_no_access:
+    if apart.without_access:
         return "access between all GPUs of a machine"
     if fabric is not None or os.environ.get(FABRIC):
         return "no fabric named"

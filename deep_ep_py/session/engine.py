@@ -20,6 +20,7 @@ from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core import choices
 from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.core.kept import kept
 from deep_ep_py.core.logs import OperationLog
 from deep_ep_py.core.native import C
 from deep_ep_py.core.not_copied import NotCopied
@@ -156,9 +157,8 @@ class Engine(NotCopied):
         self._results_told = False  # for a broken Buffer: whether its caller knows why the calls failed
         self.generation, self.mask = 1, 0
         self._attempts = 0
-        with torch.inference_mode(False):
-            # Elements of handles that are all 0, shared by all handles.
-            self.zeros = torch.zeros((self.ranks, 1), dtype=torch.int32, device=device.torch_device)
+        # Elements of handles that are all 0, shared by all handles.
+        self.zeros = kept(torch.zeros)((self.ranks, 1), dtype=torch.int32, device=device.torch_device)
         runtime, self._regions_offset = make_runtime(
             bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks, symmetric
         )

@@ -82,7 +82,7 @@ class MemoryPlan:
         # All ranks look before any of them writes.
         room = None if is_symmetric else device.room_for_regions(bootstrap.in_process)
         *proposed, rooms, wanted = zip(*bootstrap.all_gather((*sizes, room, num_nvl_bytes)), strict=True)
-        least = min(filter(None, rooms), default=None)
+        least = min((room for room in rooms if room is not None), default=None)
         # Ranks that want different sizes are refused later, for that.
         if least is not None and len(set(wanted)) == 1 and num_nvl_bytes > least // sharers:
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +9,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.core.gpus import NO_ATOMICS, GpuAnswer, name_of_gpu
+from deep_ep_py.core.gpus import GpuAnswer, name_of_gpu
+from deep_ep_py.core.logs import log
 from deep_ep_py.errors import CudaError
 
 if TYPE_CHECKING:
     from deep_ep_py.bootstrap.groups import Bootstrap
     from deep_ep_py.device.device import Device
-
-_log = logging.getLogger("deep_ep_py")
 
 Pair = tuple[int, int]
 """Two ranks, the lower one first."""
@@ -31,11 +29,14 @@ class Apart:
     ----------
     reasons : mapping of (int, int) to str
         The reason for each pair, the lower rank first.
+    without_access : frozenset of (int, int)
+        Those of them that lack more than atomics.
     sources : mapping of (int, int) to str
         For each other pair of ranks with GPUs of one machine, who says that they can, as `GpuAnswer.source`.
     """
 
     reasons: Mapping[Pair, str] = field(default_factory=dict)
+    without_access: frozenset[Pair] = frozenset()
     sources: Mapping[Pair, str] = field(default_factory=dict)
 
     @staticmethod
@@ -64,6 +65,7 @@ class Apart:
         answers = [[gpu, *device.answer_about(gpu)] for gpu in sorted(near)]
         told = [{gpu: GpuAnswer(*answer) for gpu, *answer in theirs} for theirs in bootstrap.all_gather(answers)]
         reasons, sources, unknown = dict[Pair, str](), dict[Pair, str](), dict[Pair, str]()
+        without_access = set[Pair]()
         for pair in combinations((peer for peer, gpu in enumerate(gpus) if gpu), 2):
             one, other = pair
             if machines[one] != machines[other]:
@@ -73,20 +75,18 @@ class Apart:
                 reasons[pair] = answer.refusal
             else:
                 sources[pair] = answer.source
+            if not answer.access:
+                without_access.add(pair)
             if not answer.source:
                 unknown[pair] = answer.refusal
         if isinstance(bootstrap, Connections) and sources:
             unmapped = _unmapped(bootstrap, device, gpus, sources)
             reasons |= unmapped
             unknown |= unmapped
+            without_access |= unmapped.keys()
             sources = {pair: source for pair, source in sources.items() if pair not in unmapped}
         _warn(rank, {pair: why for pair, why in unknown.items() if machines[pair[0]] == machines[rank]})
-        return Apart(reasons, sources)
-
-    @property
-    def have_no_access(self) -> bool:
-        """Whether some ranks are apart for more than the lack of atomics."""
-        return not all(reason.startswith(NO_ATOMICS) for reason in self.reasons.values())
+        return Apart(reasons, frozenset(without_access), sources)
 
     def reason(self, one: int, other: int) -> str:
         """Return why two ranks are apart; empty if they are not."""
@@ -145,5 +145,5 @@ def _warn(rank: int, apart: Mapping[Pair, str]) -> None:
     """Warn, on the first rank concerned, that pairs of ranks of a machine take a slower path than they might."""
     first = min(apart, default=None)
     if first is not None and first[0] == rank:
-        more = f", nor do {len(apart) - 1} more pairs" if len(apart) > 1 else ""
-        _log.warning("ranks %d and %d do not use each other's GPU memory%s: %s", *first, more, apart[first])
+        more = f" ({len(apart) - 1} more pairs do not either)" if len(apart) > 1 else ""
+        log.warning("ranks %d and %d do not use each other's GPU memory: %s%s", *first, apart[first], more)

@@ -167,8 +167,8 @@ class LowLatencySurface:
         engine = self._low_latency_engine("low_latency_dispatch")
         if use_fp8 is None or isinstance(use_fp8, torch.Tensor):
             raise TypeError(
-                f"use_fp8={arguments.describe(use_fp8)}: expected a bool; sgl-deep-ep has x_global_scale in this "
-                "place: pass use_fp8 and what follows by name, and no NVFP4 scale"
+                f"use_fp8={arguments.describe(use_fp8)}: expected a bool. sgl-deep-ep takes x_global_scale at this "
+                "position; pass use_fp8 and what follows by name, and no NVFP4 scale"
             )
         given = DispatchArguments(
             x,

@@ -60,7 +60,7 @@ _NOT_OFFERED = {
 
 
 def _missing(of: str, name: str, where: Any) -> AttributeError:
-    """Return the exception for an attribute that there is not, with the reason if V2 has it."""
+    """Return the exception for a missing attribute, with the reason if V2 has it."""
     what = next((what for prefix, what in _NOT_OFFERED.items() if name.removeprefix("get_").startswith(prefix)), None)
     reason = "" if what is None else f": not offered are {what}"
     return AttributeError(f"{of} has no attribute {name!r}{reason}", name=name, obj=where)
@@ -185,7 +185,7 @@ class ElasticBuffer(OverBuffer, NotCopied, metaclass=_SaysWhatIsMissing):
             arguments.timeout("num_gpu_timeout_secs", num_gpu_timeout_secs)
             if arguments.integer("num_cpu_bytes", num_cpu_bytes, 0, arguments.MAX_BYTES):
                 raise ValueError(f"num_cpu_bytes={num_cpu_bytes}: expected 0, since Engram is not offered")
-            arguments.none_besides(options, _OPTIONS)
+            arguments.no_unknown(options, _OPTIONS)
             for name, reason in _REFUSED.items():
                 if options.get(name):
                     raise ValueError(f"{name}={arguments.describe(options[name])}: expected none, {reason}")

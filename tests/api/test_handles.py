@@ -128,7 +128,7 @@ def test_what_is_no_handle_of_this_buffer_is_refused() -> None:
                 with pytest.raises(TypeError, match="expected the handle that dispatch returned, or the tuple of its"):
                     use(first, given)
         for refused in (pickle.dumps, copy.deepcopy):
-            with pytest.raises(TypeError, match="a handle cannot be copied or pickled"):
+            with pytest.raises(TypeError, match="cannot be copied or pickled, since it belongs"):
                 refused(handle)
         mapped = pytree.tree_map(torch.clone, handle)
         assert type(mapped) is DispatchHandle and "tensor(" in repr(mapped)
@@ -225,7 +225,7 @@ def weights(trial: Trial, rank: int) -> torch.Tensor:
     return trial.expert.topk_weights[rank]
 
 
-def test_elements_that_were_made_for_other_places() -> None:
+def test_elements_in_other_places_are_refused() -> None:
     trial = Trial.of(CASE)
 
     def on_each_rank(group: Any) -> None:

@@ -71,9 +71,10 @@ def how(buffer: Buffer, call: Callable[[], Any]) -> str:
 
 
 def all_pieces(ranks: Ranks, growths: int) -> int:
-    """Return the number of mappings if every rank has grown so often, with the trial in front of the first piece.
+    """Return the number of mappings if every rank has grown so often, including the trial before the first piece.
 
-    Threads share heaps, so they map none."""
+    Threads share heaps, so they map none.
+    """
     return (2 + growths) * RANKS * (RANKS - 1) if ranks.processes else 0
 
 

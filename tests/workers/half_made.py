@@ -91,7 +91,7 @@ def no_memory_for_it(rank: int) -> None:
 
 def a_keyword_that_nothing_has(rank: int) -> None:
     """Python itself would raise on this rank alone."""
-    said = "num_rdma_byte: expected no argument of this name"
+    said = "num_rdma_byte=0: expected no argument of this name"
     given = {"num_rdma_byte": 0} if rank == 1 else {}
     for make_one in (make, make_elastic):
         with pytest.raises(TypeError if rank else ValueError, match=said if rank else f"^rank 1: {said}"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from deep_ep_py.core.carriers import carried, carrying
+from deep_ep_py.core.not_copied import NotCopied
 from deep_ep_py.modes.normal.plans import Plan
 from deep_ep_py.session.origin import number_of
 
@@ -20,14 +21,10 @@ _RECORD = "_deep_ep_py_dispatch_record"
 """Attribute of the storage of one element of a handle: its record."""
 
 
-class _NotPickled:
-    """What belongs to the Buffers of one group, and is neither pickled nor copied with its tensors."""
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a handle cannot be copied or pickled: it belongs to the Buffers of one group")
+_OF_A_GROUP = "since it belongs to the Buffers of one group"
 
 
-class DispatchHandle(_NotPickled, tuple[torch.Tensor, ...]):
+class DispatchHandle(NotCopied, tuple[torch.Tensor, ...]):
     """V1's handle, with one channel: a tuple of tensors, which combine and cached dispatches recognize.
 
     If all ranks are on one node, it has the 6 elements of V1's `intranode_dispatch`: rank_prefix_matrix int32 [ranks,
@@ -49,12 +46,14 @@ class DispatchHandle(_NotPickled, tuple[torch.Tensor, ...]):
 
     The elements are the library's own tensors and must not be written to; those that are all 0 belong to all handles of
     the Buffer. Whatever has the same elements in the same order is as good as the handle: a plain tuple, a list, what
-    autograd has saved, what a framework makes when it maps a function over tensors that leaves these alone. Copies of
+    autograd has saved, what a framework rebuilds by mapping a function that returns these tensors unchanged. Copies of
     the elements are not. The handle itself cannot be pickled, nor copied with its tensors. Handles compare and hash by
     identity.
     """
 
+    _not_copied = _OF_A_GROUP
     _record: DispatchRecord | None = None
+    """Found at once; a handle that a framework has rebuilt has only what its elements bring along."""
 
     # Tensors do not compare as a tuple's elements must.
     __eq__ = object.__eq__
@@ -65,7 +64,7 @@ class DispatchHandle(_NotPickled, tuple[torch.Tensor, ...]):
         return self
 
     def __repr__(self) -> str:
-        record = find_record(self)
+        record = self._record or find_record(self)
         return f"DispatchHandle({tuple(self)!r})" if record is None else f"DispatchHandle({record.described})"
 
 
@@ -79,13 +78,13 @@ pytree.register_pytree_node(
 
 
 @dataclass(eq=False, repr=False)
-class DispatchRecord(_NotPickled):
+class DispatchRecord(NotCopied):
     """What combine and cached dispatches need of a dispatch, and the tensors that become the elements of its handle.
 
     A tuple of tensors has no place for it, and frameworks rebuild tuples. So one element of a handle is an alias of
     the record's tensor whose storage refers to the record; the others are the record's own tensors, recognized by their
     addresses, which no other tensor can have as long as the record holds them. The record does not know its handles:
-    it is freed with the last of the alias's tensors.
+    it is freed with the handle and the last of the alias's tensors.
 
     Attributes
     ----------
@@ -105,6 +104,8 @@ class DispatchRecord(_NotPickled):
     generation : int
         The generation of the Buffer in which the dispatch ran; a recovery begins a new one.
     """
+
+    _not_copied = _OF_A_GROUP
 
     owner: Engine
     plan: Plan

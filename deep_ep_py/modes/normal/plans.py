@@ -22,8 +22,6 @@ class _Plan:
     """Base of both plans: int32 tensors, which are the fields after the first, the topology."""
 
     topology: Topology
-    carrier: int
-    """The index of the element in which a handle keeps its record."""
 
     @staticmethod
     def shapes(topology: Topology, tokens: int) -> Shapes:
@@ -124,8 +122,8 @@ class OneHopPlan(_Plan):
         return self.rank_prefix[-1, self.topology.rank]
 
     @property
-    def carrier(self) -> int:  # type: ignore[override]
-        """The index of the element in which a handle keeps its record: one that is all 0."""
+    def carrier(self) -> int:
+        """The index of the element in which a handle keeps its record."""
         return 2 if self.topology.nodes == 1 else 3
 
     @staticmethod
@@ -240,7 +238,7 @@ class TwoHopPlan(_Plan):
             "node_forwarded": (nodes, 1),
             "rank_begin": (ranks, 1),
             "table": (None, per_node),
-            "holders": (None, None),
+            "holders": (None, 0),  # none, unless `with_table` adds them
         }
 
     def in_rank(self) -> torch.Tensor:
