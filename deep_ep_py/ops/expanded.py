@@ -281,7 +281,7 @@ def _dispatch_backward(
 
 def _combined(buffer: Buffer, x: Tensor, weights: Tensor | None, routes: ExpandedRoutes) -> tuple[Any, ...]:
     choices = routes.choices if buffer._engine.topology.hops == 1 else None
-    given = CombineArguments(as_rows(x), routes.handle, weights, choices=choices, placement=routes.layout)
+    given = CombineArguments(as_rows(x), routes.record, weights, choices=choices, placement=routes.layout)
     buffer.check()
     return PendingCombine.begin(buffer._engine, given).finish()
 
@@ -343,7 +343,7 @@ def _dispatch_again(x: Tensor, routes: list[Tensor], rows: int, group: str) -> l
         layout.expert_rows, layout.received, layout.alignment, layout.topk, zero_padding=True, layout=layout
     )
     buffer.check()
-    given = DispatchArguments(as_rows(x), found.handle, streams=Streams(), placement=placement)
+    given = DispatchArguments(as_rows(x), found.record, streams=Streams(), placement=placement)
     recv_x: Tensor = PendingDispatch.begin(buffer._engine, given).finish()[0]
     if found.padded:
         _zero_beyond(recv_x, layout)

@@ -12,7 +12,7 @@ from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.normal.counted import Choices
 from deep_ep_py.modes.normal.expanded import Expanded
 from deep_ep_py.modes.normal.handles import DispatchRecord
-from deep_ep_py.ops.routes import empty_routes, routes_of_rows, to_handle, to_routes
+from deep_ep_py.ops.routes import empty_routes, routes_of_rows, to_record, to_routes
 from deep_ep_py.v2.handle import EPHandle
 
 _NUMBERS_OF_LAYOUT = 4
@@ -26,7 +26,7 @@ class ExpandedRoutes:
 
     Attributes
     ----------
-    handle : DispatchRecord
+    record : DispatchRecord
         The routes of its rows.
     layout : Expanded
         Where a token's rows are.
@@ -36,7 +36,7 @@ class ExpandedRoutes:
         Whether the layout may have rows after those of the last expert.
     """
 
-    handle: DispatchRecord
+    record: DispatchRecord
     layout: Expanded
     choices: Choices
     padded: bool
@@ -89,16 +89,16 @@ def from_expanded_routes(buffer: Buffer, routes: list[torch.Tensor]) -> Expanded
             f"routes=a list of {len(routes)}: expected the {count} tensors that dispatch_expanded returned"
         )
     rows, (numbers, slots, expert_rows, received, topk_idx) = routes[:-_OF_LAYOUT], routes[-_OF_LAYOUT:]
-    handle = to_handle(buffer, rows)
+    record = to_record(buffer, rows)
     names = [f"routes[{index}]" for index in range(len(rows), len(routes))]
     tensor(names[0], numbers, torch.int64, (_NUMBERS_OF_LAYOUT,), torch.device("cpu"))
     alignment, size, experts, padded = numbers.tolist()
-    tensor(names[1], slots, torch.int32, (handle.rows, handle.topk), buffer.device)
+    tensor(names[1], slots, torch.int32, (record.rows, record.topk), buffer.device)
     tensor(names[2], expert_rows, torch.int32, (experts // buffer.group_size,), buffer.device)
     tensor(names[3], received, torch.int32, (), buffer.device)
-    tensor(names[4], topk_idx, torch.int64, (handle.tokens, handle.topk), buffer.device, torch.int32)
+    tensor(names[4], topk_idx, torch.int64, (record.tokens, record.topk), buffer.device, torch.int32)
     layout = Expanded(slots, expert_rows, received, alignment, size)
-    return ExpandedRoutes(handle, layout, Choices(topk_idx, experts), bool(padded))
+    return ExpandedRoutes(record, layout, Choices(topk_idx, experts), bool(padded))
 
 
 def tokens_of(routes: list[torch.Tensor]) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deep_ep_py.ops.order import in_order
 from deep_ep_py.ops.registry import buffer_of
-from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, tokens_of, zero_padding
+from deep_ep_py.ops.routes import empty_routes, rows_of, to_record, to_routes, tokens_of, zero_padding
 from deep_ep_py.ops.row_types import as_rows, like_received, received_rows, rows_to_send
 
 # --- dispatch -------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def _dispatch_backward(
 )
 def _dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
     buffer = buffer_of(group)
-    recv_x = buffer.dispatch(as_rows(x), handle=to_handle(buffer, routes))[0]
+    recv_x = buffer.dispatch(as_rows(x), handle=to_record(buffer, routes))[0]
     zero_padding(buffer, recv_x, routes)
     return [recv_x]
 
@@ -131,7 +131,7 @@ def _dispatch_again_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
 )
 def _combine(x: Tensor, routes: list[Tensor], group: str) -> list[Tensor]:
     buffer = buffer_of(group)
-    return [buffer.combine(as_rows(x), to_handle(buffer, routes))[0]]
+    return [buffer.combine(as_rows(x), to_record(buffer, routes))[0]]
 
 
 @in_order(_combine)
@@ -160,7 +160,7 @@ def combine_with_weights(x: Tensor, topk_weights: Tensor, routes: list[Tensor], 
     """Combine rows and a value for each of their choices: the backward of a dispatch."""
     buffer = buffer_of(group)
     combined_x, combined_weights, _ = buffer.combine(
-        as_rows(x), to_handle(buffer, routes), topk_weights=topk_weights.contiguous()
+        as_rows(x), to_record(buffer, routes), topk_weights=topk_weights.contiguous()
     )
     assert combined_weights is not None
     return combined_x, combined_weights

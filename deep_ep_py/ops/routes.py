@@ -76,7 +76,7 @@ def routes_of_rows(buffer: Buffer) -> int:
     return _PLAN + len(way_of(topology).shapes(topology, 0)) + 1
 
 
-def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchRecord:
+def to_record(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchRecord:
     """Return the record that the routes were made from.
 
     Raises

@@ -116,16 +116,16 @@ class EPHandle:
         """
         if self._metadata is not None:
             return self._metadata
-        handle, topk = self.dispatched, self.topk_idx.shape[1]
-        ends = handle.plan.ends()
-        rows = torch.arange(handle.rows, dtype=torch.int32, device=ends.device)
+        record, topk = self.dispatched, self.topk_idx.shape[1]
+        ends = record.plan.ends()
+        rows = torch.arange(record.rows, dtype=torch.int32, device=ends.device)
         rank = torch.searchsorted(ends, rows, right=True).to(torch.int32).clamp(max=ends.shape[0] - 1)
-        slots = torch.full((handle.rows, topk), -1, dtype=torch.int32, device=ends.device)
+        slots = torch.full((record.rows, topk), -1, dtype=torch.int32, device=ends.device)
         first = torch.zeros_like(rank)
         if self.expanded is not None:
             slots = self.expanded.slots
             first = (slots >= 0).int().argmax(1).int()
-        token = rank * self.num_max_tokens_per_rank + handle.recv_src_idx
+        token = rank * self.num_max_tokens_per_rank + record.recv_src_idx
         return torch.cat([torch.stack([token, rank * topk + first], dim=1), slots], dim=1)
 
     @recv_src_metadata.setter

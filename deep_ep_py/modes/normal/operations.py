@@ -107,7 +107,7 @@ class PendingDispatch(_Pending):
     sizes: C.normal.Sizes
     rows: Rows
     plan: Plan
-    handle: DispatchRecord | None
+    record: DispatchRecord | None
 
     @staticmethod
     def begin(engine: Engine, given: DispatchArguments) -> PendingDispatch:
@@ -169,35 +169,35 @@ class PendingDispatch(_Pending):
 
     @staticmethod
     def _begin_cached(engine: Engine, given: DispatchArguments, blocks: int | None) -> PendingDispatch:
-        handle, streams = check_handle(engine, given.handle), given.streams
+        record, streams = checked_record(engine, given.handle), given.streams
         # Arguments that a cached dispatch ignores get their defaults.
         given = DispatchArguments(
             given.x,
-            handle,
+            record,
             topk_idx=given.topk_idx,
             topk_weights=given.topk_weights,
             streams=streams,
             num_experts=given.num_experts,
             placement=given.placement,
         )
-        rows = Rows.of("x", given.x, engine.device.torch_device, handle.tokens)
+        rows = Rows.of("x", given.x, engine.device.torch_device, record.tokens)
         sizes = _sizes(engine, rows, given, given.num_experts)
         check_room(engine, sizes)
-        blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
-        _, _, dispatch, _ = handle.plan.kernels
+        blocks = blocks or engine.device.blocks_for((record.tokens + record.rows) * rows.row_bytes)
+        _, _, dispatch, _ = record.plan.kernels
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", dispatch)
         if given.placement is not None:
             given.placement.prepare(engine, sizes)
-        tensors = (*rows.tensors(), *handle.tensors(), given.topk_idx, given.topk_weights)
+        tensors = (*rows.tensors(), *record.tensors(), given.topk_idx, given.topk_weights)
         with engine.opening("cached dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = C.normal.notify_cached_dispatch(engine.runtime, sizes, handle=handle.number)
-            pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, handle.plan, handle)
+            call = C.normal.notify_cached_dispatch(engine.runtime, sizes, handle=record.number)
+            pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, record.plan, record)
         return pending
 
     def _finish(self) -> tuple[Any, ...]:
         """Wait for the counts, allocate the outputs and move the rows."""
-        engine, call, given, cached = self.engine, self.call, self.given, self.handle is not None
+        engine, call, given, cached = self.engine, self.call, self.given, self.record is not None
         count = self._count()
         recv_topk_idx = recv_topk_weights = recv_source = None
         with engine.device.allocating(self.streams.allocate_on_comm):
@@ -266,9 +266,9 @@ class PendingDispatch(_Pending):
         if given.placement is not None:
             given.placement.launch(engine, call, self.sizes, arrived, outputs, self.blocks)
         kept: tuple[torch.Tensor | None, ...] = ()
-        if self.handle is not None:
+        if self.record is not None:
             placed = () if given.placement is None else given.placement.tensors()
-            kept = (*self.handle.tensors(), given.topk_idx, *placed)
+            kept = (*self.record.tensors(), given.topk_idx, *placed)
         path = "direct" if direct else "rounds"
         engine.log.moved(self.operation, "rows received", count, self.rows.row_bytes, path)
         event = engine.end_operation(call, self.operation, self.streams, kept)
@@ -285,7 +285,7 @@ class PendingDispatch(_Pending):
 
     def _counts_per_expert(self) -> list[int]:
         """Return the rows of each local expert, rounded up; none if the host does not know them."""
-        if self.given.num_worst_tokens or self.handle is not None:
+        if self.given.num_worst_tokens or self.record is not None:
             return []
         align = self.given.expert_alignment
         counts = [(rows + align - 1) // align * align for rows in C.normal.rows_per_expert(self.call)]
@@ -300,8 +300,8 @@ class PendingDispatch(_Pending):
         """Return the number of rows of the outputs, once it is known."""
         if self.given.finish_later:
             C.normal.counts(self.call)
-        if self.handle is not None:
-            return self.handle.rows
+        if self.record is not None:
+            return self.record.rows
         if self.given.num_worst_tokens:
             return self.given.num_worst_tokens
         self.engine.wait_counts(self.call)
@@ -334,7 +334,7 @@ class PendingCombine(_Pending):
     x: torch.Tensor
     topk_weights: torch.Tensor | None
     biases: tuple[torch.Tensor, ...]
-    handle: DispatchRecord
+    record: DispatchRecord
     choices: Choices | None
     placement: Expanded | None
     sums: ChoiceSums | None
@@ -342,36 +342,36 @@ class PendingCombine(_Pending):
     @staticmethod
     def begin(engine: Engine, given: CombineArguments) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
-        handle, streams = check_handle(engine, given.handle), given.streams
+        record, streams = checked_record(engine, given.handle), given.streams
         blocks = arguments.config(given.config)
         device = engine.device.torch_device
         placement = given.placement
-        rows = handle.rows if placement is None else placement.expanded_rows
+        rows = record.rows if placement is None else placement.expanded_rows
         x = arguments.rows("x", given.x, (torch.bfloat16,), device, rows)
         topk, topk_weights = 0, given.topk_weights
         if topk_weights is not None:
-            shape = (rows,) if placement is not None else (rows, handle.topk or None)
+            shape = (rows,) if placement is not None else (rows, record.topk or None)
             topk_weights = arguments.tensor("topk_weights", topk_weights, torch.float32, shape, device)
             topk = topk_weights.shape[1] if placement is None else placement.topk
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
-        tokens = handle.tokens if given.sums is None else given.sums.tokens
+        tokens = record.tokens if given.sums is None else given.sums.tokens
         biases = arguments.biases(given.bias, (tokens, x.shape[1]), device)
-        sizes = C.normal.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
+        sizes = C.normal.Sizes(record.tokens, Rows(x).row_bytes, topk, 0)
         check_room(engine, sizes)
-        blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
-        *_, combine = handle.plan.kernels
+        blocks = blocks or engine.device.blocks_for((record.tokens + record.rows) * sizes.row_bytes)
+        *_, combine = record.plan.kernels
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", combine)
         if placement is not None:
             engine.prepare(sizes.row_bytes, placement.topk, "fold")
         if given.sums is not None:
             given.sums.prepare(engine, sizes.row_bytes)
-        read = (*handle.tensors(), *(placement.tensors() if placement is not None else ()))
+        read = (*record.tensors(), *(placement.tensors() if placement is not None else ()))
         choices = () if given.choices is None else (given.choices.topk_idx,)
         sums = () if given.sums is None else (given.sums.slots,)
         with engine.opening("combine", x, *read, topk_weights, *biases, *choices, *sums) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = C.normal.notify_combine(engine.runtime, sizes, handle=handle.number)
+            call = C.normal.notify_combine(engine.runtime, sizes, handle=record.number)
             pending = PendingCombine(
                 engine,
                 call,
@@ -382,7 +382,7 @@ class PendingCombine(_Pending):
                 x,
                 topk_weights,
                 biases,
-                handle,
+                record,
                 given.choices,
                 placement,
                 given.sums,
@@ -391,18 +391,18 @@ class PendingCombine(_Pending):
 
     def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
-        engine, handle = self.engine, self.handle
+        engine, record = self.engine, self.record
         # Owners read the rows in place. One copy to shared memory costs less than the handshakes of sending chunks.
         x: torch.Tensor | None = self.x
         weights, combined_weights = self.topk_weights, None
         with engine.device.allocating(self.streams.allocate_on_comm):
             if self.placement is not None:
-                x, weights = self.placement.folded(engine, handle.rows, self.x, self.topk_weights)
+                x, weights = self.placement.folded(engine, record.rows, self.x, self.topk_weights)
             elif engine.pulls:
                 x, weights = engine.visible(self.x, self.topk_weights)
-            (combined_x,) = engine.empty_private(((handle.tokens, self.x.shape[1]), self.x.dtype))
+            (combined_x,) = engine.empty_private(((record.tokens, self.x.shape[1]), self.x.dtype))
             if weights is not None:
-                combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
+                combined_weights = weights.new_empty((record.tokens, weights.shape[1]))
             summed = combined_x
             if self.sums is not None:
                 (summed,) = engine.empty_private(((self.sums.tokens, self.x.shape[1]), self.x.dtype))
@@ -410,7 +410,7 @@ class PendingCombine(_Pending):
         tensors = C.normal.CombineTensors()
         tensors.x = x.data_ptr()
         tensors.combined_x = combined_x.data_ptr()
-        tensors.src_idx, tensors.source_words = handle.recv_source.data_ptr(), _words(handle.recv_source)
+        tensors.src_idx, tensors.source_words = record.recv_source.data_ptr(), _words(record.recv_source)
         if weights is not None and combined_weights is not None:
             tensors.topk_weights, tensors.combined_weights = weights.data_ptr(), combined_weights.data_ptr()
         if self.sums is None:
@@ -419,19 +419,19 @@ class PendingCombine(_Pending):
             self.choices.fill(tensors)
         engine.hold(self.operation, x, weights, combined_x, summed, combined_weights)
         engine.device.order_after_caller(self.streams.before_outputs, self.streams.allocate_on_comm)
-        kept: tuple[torch.Tensor | None, ...] = handle.tensors()
+        kept: tuple[torch.Tensor | None, ...] = record.tensors()
         if self.choices is not None:
             kept = (*kept, self.choices.topk_idx)
         if self.placement is not None:
             self.placement.fold(engine, self.call, (self.x, self.topk_weights), (x, weights), self.blocks)
             kept = (*kept, *self.placement.tensors())
-        direct = handle.plan.calls.combine(
+        direct = record.plan.calls.combine(
             engine.runtime,
             self.call,
             self.sizes,
             tensors,
-            plan=handle.plan.native,
-            rows=handle.rows,
+            plan=record.plan.native,
+            rows=record.rows,
             publish=engine.pulls,
             blocks=self.blocks,
         )
@@ -439,7 +439,7 @@ class PendingCombine(_Pending):
             self.sums.launch(engine, self.call, combined_x, summed, self.biases, self.blocks)
             kept = (*kept, self.sums.slots)
         path = "direct" if direct else "rounds"
-        engine.log.moved(self.operation, "rows returned", handle.rows, self.sizes.row_bytes, path)
+        engine.log.moved(self.operation, "rows returned", record.rows, self.sizes.row_bytes, path)
         event = engine.end_operation(self.call, self.operation, self.streams, kept)
         engine.stats[path] += 1
         engine.stats["combines"] += 1
@@ -475,14 +475,14 @@ def _words(source: torch.Tensor) -> int:
     return 1 if source.dim() == 1 else source.shape[1]
 
 
-def check_handle(engine: Engine, given: Any) -> DispatchRecord:
-    """Check that a handle belongs to this Buffer, or to another one of the same ranks."""
-    handle = record_of(given)
-    check_origin(engine, handle.owner, handle.generation)
-    ours, theirs = engine.topology, handle.plan.topology
+def checked_record(engine: Engine, given: Any) -> DispatchRecord:
+    """Check that a handle belongs to this Buffer, or to another one of the same ranks, and return its record."""
+    record = record_of(given)
+    check_origin(engine, record.owner, record.generation)
+    ours, theirs = engine.topology, record.plan.topology
     if ours.hops != theirs.hops or (ours.hops == 2 and ours.ranks_per_node != theirs.ranks_per_node):
         raise ValueError(
             f"handle: expected one of a Buffer with hops={ours.hops} and ranks_per_node={ours.ranks_per_node}, got one "
             f"of a Buffer with hops={theirs.hops} and ranks_per_node={theirs.ranks_per_node}"
         )
-    return handle
+    return record
