@@ -8,13 +8,19 @@ import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor over the same memory with a storage of its own: if that is moved or freed, this one is not."""
+    alias: torch.Tensor = from_dlpack(to_dlpack(tensor))
+    return alias
+
+
 def carrying(name: str, record: Any, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor over the same memory whose storage refers to a record, which may hold the given tensor.
 
     The storage is a new one, of which neither the record nor the session knows. Otherwise these would refer to
     themselves through a storage, which Python's garbage collector does not look into.
     """
-    alias: torch.Tensor = from_dlpack(to_dlpack(tensor))
+    alias = alias_of(tensor)
     setattr(alias.untyped_storage(), name, record)
     return alias
 

@@ -29,15 +29,15 @@ class Apart:
     ----------
     reasons : mapping of (int, int) to str
         The reason for each pair, the lower rank first.
-    without_access : frozenset of (int, int)
-        Those of them that lack more than atomics.
     sources : mapping of (int, int) to str
         For each other pair of ranks with GPUs of one machine, who says that they can, as `GpuAnswer.source`.
+    without_access : frozenset of (int, int)
+        The pairs that are apart for more than the lack of atomics.
     """
 
     reasons: Mapping[Pair, str] = field(default_factory=dict)
-    without_access: frozenset[Pair] = frozenset()
     sources: Mapping[Pair, str] = field(default_factory=dict)
+    without_access: frozenset[Pair] = frozenset()
 
     @staticmethod
     def ask(bootstrap: Bootstrap, device: Device) -> Apart:
@@ -86,7 +86,7 @@ class Apart:
             without_access |= unmapped.keys()
             sources = {pair: source for pair, source in sources.items() if pair not in unmapped}
         _warn(rank, {pair: why for pair, why in unknown.items() if machines[pair[0]] == machines[rank]})
-        return Apart(reasons, frozenset(without_access), sources)
+        return Apart(reasons, sources, frozenset(without_access))
 
     def reason(self, one: int, other: int) -> str:
         """Return why two ranks are apart; empty if they are not."""

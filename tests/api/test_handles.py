@@ -8,6 +8,7 @@ import ctypes
 import pickle
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,6 +173,46 @@ def test_a_handle_that_frameworks_have_rebuilt(fabric: str) -> None:
             trial.check_combine(rank, trial.combine(buffer, rank, elements))
             del elements
             assert record() is None, f"{name}: it must be freed at once"
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+def moved_to_shared_memory(element: torch.Tensor) -> None:
+    element.share_memory_()  # as a queue between processes does
+
+
+def offloaded_and_loaded(element: torch.Tensor) -> None:
+    storage = element.untyped_storage()
+    if not storage.resizable():
+        return
+    kept, size = storage.clone(), storage.nbytes()
+    storage.resize_(0)
+    between = [torch.full((1000,), -7, dtype=torch.int32) for _ in range(50)]  # takes the memory that is free now
+    storage.resize_(size)
+    storage.copy_(kept)
+    del between
+
+
+@pytest.mark.parametrize("move", [moved_to_shared_memory, offloaded_and_loaded])
+@pytest.mark.parametrize(
+    ("fabric", "places"),
+    [("peer", {}), ("ibgda", {"ranks_per_node": 1, "hops": 1}), ("ibgda", {"ranks_per_node": 1, "hops": 2})],
+)
+def test_elements_whose_storages_have_moved(
+    move: Callable[[torch.Tensor], None], fabric: str, places: dict[str, int]
+) -> None:
+    """The handle itself leads kernels to where they are now; other handles of the Buffer are as they were."""
+    trial = Trial.of(replace(CASE, **places))
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, fabric)
+        rank = buffer.rank
+        handle, other, third = (buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for _ in range(3))
+        for element in handle:
+            move(element)
+        assert all(torch.equal(one, same) for one, same in zip(other, third, strict=True))
+        trial.check_combine(rank, trial.combine(buffer, rank, handle))
+        trial.check_combine(rank, trial.combine(buffer, rank, tuple(other)))
 
     run_ranks(2, on_each_rank, seed=1)
 

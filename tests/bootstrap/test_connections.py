@@ -115,6 +115,13 @@ def test_a_rank_that_leaves_tells_the_others_why(
     check_told(ranks, failed, raised)
 
 
+def test_what_others_are_told_is_cut(ranks: list[Connections]) -> None:
+    """A message has a limit, and a part of one is none."""
+    ranks[1].leave(DeepEPError("no path: " + "\0" * 100_000))
+    with pytest.raises(DeepEPError, match="^rank 1: no path: "):
+        ranks[0].all_gather(None)
+
+
 @pytest.mark.parametrize("machines", [(0, 1, 2), (0, 0, 1), (0, 1, 0), (0, 1, 1)])
 def test_a_rank_that_leaves_tells_ranks_on_other_machines_why(
     machines: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

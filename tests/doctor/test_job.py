@@ -67,8 +67,8 @@ def test_who_says_that_gpus_reach_each_other() -> None:
     reasons = {(0, rank): f"reason {rank}" for rank in range(2, 12)}
     lines = about_gpus(Apart(reasons, {(0, 1): NVML, (1, 2): DRIVER, (1, 3): NVML}))
     assert lines[:3] == [
-        "2 pairs of ranks on a machine can use each other's GPU memory: NVML",
-        "1 pair of ranks on a machine can use each other's GPU memory: the CUDA driver",
+        "2 pairs of ranks on a machine can use each other's GPU memory, according to NVML",
+        "1 pair of ranks on a machine can use each other's GPU memory, according to the CUDA driver",
         "ranks 0 and 2 cannot: reason 2",
     ]
     assert len(lines) == 11 and lines[-1] == "nor can 2 more pairs"

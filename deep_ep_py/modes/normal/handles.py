@@ -203,6 +203,7 @@ def _is_same(given: Any, own: torch.Tensor) -> bool:
     """Return whether it is the same memory; no other tensor can be there, since the record still holds it."""
     return (
         isinstance(given, torch.Tensor)
+        and given.layout == own.layout
         and given.dtype == own.dtype
         and given.shape == own.shape
         and given.device == own.device

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from deep_ep_py.core.carriers import alias_of
 from deep_ep_py.core.native import C
 
 if TYPE_CHECKING:
@@ -135,9 +136,9 @@ class OneHopPlan(_Plan):
         """Return the plan with the tensors whose sizes depend on the counts: none."""
         return self
 
-    @cached_property
+    @property
     def native(self) -> C.normal.Plan:
-        """The addresses in the form that kernels take."""
+        """The addresses in the form that kernels take: of now, since whoever holds a handle may move its storages."""
         return C.normal.Plan(*(tensor.data_ptr() for tensor in self.tensors()))
 
     def elements(
@@ -155,7 +156,7 @@ class OneHopPlan(_Plan):
             to_node,
             self.rows_to_rank,
             zeros[:nodes],
-            zeros[:nodes].view(nodes),
+            alias_of(zeros[:nodes].view(nodes)),
             self.rank_begin,
             self.rank_end,
             source.view(torch.uint8),
@@ -275,9 +276,9 @@ class TwoHopPlan(_Plan):
         )
         return replace(self, table=table, holders=holders)
 
-    @cached_property
+    @property
     def native(self) -> C.two_hops.Plan:
-        """The addresses in the form that kernels take."""
+        """The addresses in the form that kernels take: of now, since whoever holds a handle may move its storages."""
         addresses: dict[str, Any] = {name: getattr(self, name).data_ptr() for name in self.shapes(self.topology, 0)}
         return C.two_hops.Plan(**addresses, table_rows=self.table.shape[0])
 
