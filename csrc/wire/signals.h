@@ -88,7 +88,7 @@ constexpr const char* reason_name(u32 reason) {
         case kElsewhere:
             return "had an operation fail on another of its Buffers, whose results this one may have been given";
         case kOtherIds:
-            return "passed a layout to dispatch that does not belong to its topk_idx";
+            return "passed a layout to dispatch (num_tokens_per_expert, is_token_in_rank) that is not of its topk_idx";
         default:
             return "failed";
     }

@@ -118,8 +118,36 @@ def test_layout_of_other_ids(name: str, options: dict[str, Any]) -> None:
         if rank == ODD:
             assert re.fullmatch(rf"rank {ODD}: dispatch: {said}, since the layout must have been counted .*", one), one
         else:
-            because = f"because rank {ODD} passed a layout to dispatch that does not belong to its topk_idx"
-            assert re.search(rf"{because}(;|$)", one), one
+            layout = "a layout to dispatch (num_tokens_per_expert, is_token_in_rank) that is not of its topk_idx"
+            assert re.search(rf"because rank {ODD} passed {re.escape(layout)}(;|$)", one), one
+
+
+@pytest.mark.parametrize("part", ["is_token_in_rank", "topk_idx"])
+def test_layout_that_leaves_a_lost_rank_out(part: str) -> None:
+    """Its rows go nowhere in any case, so the caller may leave them out of the ids or of the layout, or of neither."""
+    lost = RANKS - 1
+
+    def on_each_rank(group: Any) -> None:
+        buffer = deep_ep.Buffer(group, 1 << 20, ranks_per_node=2, hops=2, fabric="ibgda")
+        group.barrier()
+        if buffer.rank == lost:
+            buffer.destroy()
+            return
+        buffer.recover(mask=[lost])
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(IDS, EXPERTS)
+        ids = torch.where(lost == IDS // (EXPERTS // RANKS), -1, IDS) if part == "topk_idx" else IDS
+        in_rank[:, lost] &= part != "is_token_in_rank"
+        rows, *_ = buffer.dispatch(
+            torch.ones(len(ids), 64, dtype=torch.bfloat16),
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=ids,
+            topk_weights=torch.zeros(ids.shape),
+        )
+        assert len(rows) == int(in_rank[:, buffer.rank].sum()) * lost
+
+    run_ranks(RANKS, on_each_rank, seed=1)
 
 
 def test_layout_of_tokens_that_are_not_there() -> None:

@@ -66,11 +66,11 @@ def test_a_refusal_at_either_end_counts_for_both() -> None:
 
 
 def test_one_end_that_knows_is_enough() -> None:
-    unknown = GpuAnswer("", "hidden")
+    unknown = GpuAnswer("", "hidden", access=False)
     assert asked({"b": unknown}, {"a": GpuAnswer(NVML)}) == Apart({}, {(0, 1): NVML})
     assert asked({"b": unknown}, {"a": GpuAnswer(NVML, "far")}).reasons == {(0, 1): "far"}
     found = asked({"b": unknown}, {"a": unknown})
-    assert found.reasons == {(0, 1): "hidden"} and found.have_no_access
+    assert found.reasons == {(0, 1): "hidden"} and found.without_access == {(0, 1)}
 
 
 NONE, ACROSS = Apart(), Apart({(0, 2): "over PCIe"})

@@ -35,7 +35,8 @@ DEEP_EP_DEVICE CheckedIds checked_ids(const Args& args, u32 topk) {
 constexpr u32 checked_ids_bytes(const BlockSizes& block) { return block.experts * static_cast<u32>(sizeof(i32)); }
 
 // A block: counts the choices of each expert, in `counts`, [experts] in its shared memory. The operation fails if the
-// layout has another count, or no row for a choice's rank. Ids that are no expert's are the business of `layout`.
+// layout has another count, or no row for a choice's rank. Ids that are no expert's are the business of `layout`, and
+// ranks that are left out get no rows, whatever it says of them.
 DEEP_EP_DEVICE void check_ids(Operation& op, const CheckedIds& ids, i32* counts) {
     using device::Scope;
     for (u32 e = threadIdx.x; e < ids.experts; e += blockDim.x) counts[e] = 0;
@@ -44,12 +45,14 @@ DEEP_EP_DEVICE void check_ids(Operation& op, const CheckedIds& ids, i32* counts)
         const i64 expert = ids.topk_idx.get(i);
         if (static_cast<u64>(expert) >= ids.experts) continue;
         const u32 token = i / ids.topk, r = ids.experts_per_rank.divide(static_cast<u32>(expert));
+        if (!op.present(r)) continue;
         device::add_relaxed<Scope::kBlock>(&counts[expert], 1);
         if (ids.is_token_in_rank[u64{token} * op.ranks() + r] != 0) continue;
         op.fail(wire::kOtherIds, Phase::kData, -1, token, u64{r} << 32 | static_cast<u32>(expert));
     }
     __syncthreads();
     for (u32 e = threadIdx.x; e < ids.experts; e += blockDim.x) {
+        if (!op.present(ids.experts_per_rank.divide(e))) continue;
         const u64 announced = static_cast<u32>(ids.tokens_per_expert[e]), counted = static_cast<u32>(counts[e]);
         if (announced != counted) op.fail(wire::kOtherIds, Phase::kNotify, -1, e, announced << 32 | counted);
     }
