@@ -255,7 +255,7 @@ def test_what_only_forks_of_deep_ep_take() -> None:
                 buffer.low_latency_dispatch(work.x[rank], work.topk_idx[rank], 12, 8, use_fp8=False, **options)
         # By position, sgl-deep-ep has x_global_scale before use_fp8.
         for scale in (None, torch.ones(1)):
-            with pytest.raises(TypeError, match="use_fp8=.*: expected a bool; sgl-deep-ep has x_global_scale in this"):
+            with pytest.raises(TypeError, match="use_fp8=.*: expected a bool. sgl-deep-ep takes x_global_scale at"):
                 buffer.low_latency_dispatch(work.x[rank], work.topk_idx[rank], 12, 8, None, None, scale, False)
         stages.dispatch_a(work)
         stages.dispatch_b(work)
