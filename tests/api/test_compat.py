@@ -73,7 +73,7 @@ def test_what_is_imported(names: None) -> None:
         ("HybridEPBuffer", "DeepEP's hybrid-ep branch is not available; use `get_dispatch_layout`, `dispatch`"),
         ("hybrid_ep_buffer", "DeepEP's hybrid-ep branch is not available"),
         ("EPBuffer", "the interface of DeepEP 2.5 is not available; use `ElasticBuffer`"),
-        ("PPBuffer", "the interface of DeepEP 2.5 is not available, nor what it serves: pipeline-parallel"),
+        ("PPBuffer", "the interface of DeepEP 2.5 is not available, and neither is what it offers: pipeline-parallel"),
         ("comm", "the interface of DeepEP 2.5 is not available; Buffers allocate"),
     ],
 )
