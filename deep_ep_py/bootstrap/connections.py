@@ -82,9 +82,8 @@ class Connections:
         # Messages of exchanges that this rank has not come to yet.
         self._early: dict[int, deque[tuple[bytes, list[int]]]] = defaultdict(deque)
         self._notes: dict[int, Any] = {}
-        self._first_failure: tuple[int, str, bool] | None = (
-            None  # the first rank that failed before, and what it has told
-        )
+        # The rank that failed first, and what it has told.
+        self._first_failure: tuple[int, str, bool] | None = None
         self._handed: dict[int, int] = defaultdict(int)  # by rank: the end of what it has received of this heap
         _all.add(self)
 

@@ -1,4 +1,4 @@
-"""What ranks find out about two GPUs: whether each uses the memory of the other as kernels need it, and who says so."""
+"""What ranks find out about two GPUs: whether each uses the memory of the other as kernels need it, and from where."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GpuAnswer(NamedTuple):
     Attributes
     ----------
     source : str
-        Who has answered: `SAME_GPU`, `DRIVER` or `NVML`. Empty if none of them can; `refusal` then says why not.
+        Where the answer comes from: `SAME_GPU`, `DRIVER` or `NVML`. Empty if it is not known; `refusal` then says why.
     refusal : str
         Why they do not; empty if they do.
     access : bool

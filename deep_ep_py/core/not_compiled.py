@@ -23,7 +23,7 @@ def not_compiled(function: _Function) -> _Function:
     @wraps(function)
     def called(*args: Any, **options: Any) -> Any:
         nonlocal disabled
-        if sys.modules.get("torch._dynamo") is None:  # so nobody has called torch.compile
+        if sys.modules.get("torch._dynamo") is None:  # so torch.compile has not been used
             return function(*args, **options)
         if disabled is None:
             disabled = torch.compiler.disable(function)

@@ -52,7 +52,7 @@ class Job:
         For each rank, how it reaches each rank: "peer" for loads and stores, otherwise the fabric. Empty if no Buffer
         could be made, or none was requested.
     gpus : list of str
-        Lines about which ranks' GPUs use each other's memory, and who says so; empty on CPUs.
+        Lines about which ranks' GPUs use each other's memory, with the source of each answer; empty on CPUs.
     pairs : list of Pair
         The measurement of each pair of ranks; empty if none was requested.
     failure : str

@@ -30,7 +30,7 @@ class Apart:
     reasons : mapping of (int, int) to str
         The reason for each pair, the lower rank first.
     sources : mapping of (int, int) to str
-        For each other pair of ranks with GPUs of one machine, who says that they can, as `GpuAnswer.source`.
+        For each other pair of ranks with GPUs of one machine, where the answer comes from, as `GpuAnswer.source`.
     without_access : frozenset of (int, int)
         The pairs that are apart for more than the lack of atomics.
     """

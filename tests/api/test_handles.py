@@ -325,7 +325,7 @@ def test_a_handle_lives_as_long_as_its_elements() -> None:
 
 @pytest.mark.parametrize("ending", ["awaited", "not awaited", "failed"])
 def test_a_buffer_is_not_kept_by_its_own_calls(ending: str) -> None:
-    """It holds the tensors of a call that has failed, or that nobody has waited for. They do not lead to the Buffer."""
+    """It holds the tensors of a call that failed or was not waited for. They do not lead to the Buffer."""
     trial = Trial.of(CASE)
 
     def on_each_rank(group: Any) -> None:

@@ -46,6 +46,7 @@ DEEP_EP_DEVICE void check_ids(Operation& op, const CheckedIds& ids, i32* counts)
         if (static_cast<u64>(expert) >= ids.experts) continue;
         const u32 token = i / ids.topk, r = ids.experts_per_rank.divide(static_cast<u32>(expert));
         if (!op.present(r)) continue;
+        // The block's other threads add, too; the barrier below is between these additions and the reads after it.
         device::add_relaxed<Scope::kBlock>(&counts[expert], 1);
         if (ids.is_token_in_rank[u64{token} * op.ranks() + r] != 0) continue;
         op.fail(wire::kOtherIds, Phase::kData, -1, token, u64{r} << 32 | static_cast<u32>(expert));

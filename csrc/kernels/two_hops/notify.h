@@ -187,7 +187,8 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
             args.plan.rank_begin[s] = -args.plan.rank_prefix[s];
         }
     }
-    // Each lane reads only sums that it has written itself.
+    // Where a rank's rows begin is the sum up to it less its own count, in whose place the sum is stored. Each lane
+    // reads only sums that it has stored itself.
     const i32 rows = sum_up(args.plan.rank_prefix, op.ranks());
     const i32 forwarded = sum_up(args.plan.forwarded, layout.lines());
     for (u32 s = device::lane(); args.plan.rank_begin != nullptr && s < op.ranks(); s += device::kWarpSize) {

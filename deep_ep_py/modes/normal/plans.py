@@ -138,7 +138,7 @@ class OneHopPlan(_Plan):
 
     @property
     def native(self) -> C.normal.Plan:
-        """The addresses in the form that kernels take: of now, since whoever holds a handle may move its storages."""
+        """The addresses in the form that kernels take, read anew: storages of a handle's elements may have moved."""
         return C.normal.Plan(*(tensor.data_ptr() for tensor in self.tensors()))
 
     def elements(
@@ -278,7 +278,7 @@ class TwoHopPlan(_Plan):
 
     @property
     def native(self) -> C.two_hops.Plan:
-        """The addresses in the form that kernels take: of now, since whoever holds a handle may move its storages."""
+        """The addresses in the form that kernels take, read anew: storages of a handle's elements may have moved."""
         addresses: dict[str, Any] = {name: getattr(self, name).data_ptr() for name in self.shapes(self.topology, 0)}
         return C.two_hops.Plan(**addresses, table_rows=self.table.shape[0])
 
