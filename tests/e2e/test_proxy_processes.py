@@ -76,15 +76,16 @@ def test_a_process_that_is_killed(provider: str, fabric: str, monkeypatch: pytes
 @pytest.mark.timed
 @pytest.mark.thorough
 def test_idle_buffers_sleep(workers: Path) -> None:
-    """Idle Buffers use less than 1 % of a core each, which a thread that polls every millisecond exceeds. They still
-    work afterwards."""
+    """An idle Buffer wakes fewer than 300 times a second, which a thread that polls every millisecond exceeds on any
+    machine, and does not spin: it used 1 % of a core where cores were slow. It still works afterwards.
+    """
     providers = [provider for provider in ("net", "tcp;ofi_rxm", "shm") if provider in OFFERED]
     done = forked(workers / "idle_buffers.py", 2, *providers)
     assert done.returncode == 0, done.stdout + done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [report["provider"] for report in reports] == providers, done.stdout
     for report in reports:
-        assert max(report["shares"]) < 0.01 and max(report["wakes"]) < 300, reports
+        assert max(report["shares"]) < 0.05 and max(report["wakes"]) < 300, reports
         assert max(report["after"]) < 1.0, reports
 
 
