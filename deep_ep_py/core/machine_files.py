@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_MACHINE = Path("/")
 _MAX_LINKS = 40
 """Maximum number of links to follow for one file, as in Linux; more are taken for a cycle."""
 
@@ -28,6 +29,8 @@ class Files:
 
     def path(self, path: str) -> Path | None:
         """Return the location of a file, given by its absolute path on the machine; None if links form a cycle."""
+        if self.root == _MACHINE:  # the kernel follows links
+            return Path(path)
         parts = self._follow(path)
         return None if parts is None else self.root.joinpath(*parts)
 
