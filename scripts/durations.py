@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,8 @@ from pathlib import Path
 import native_build
 
 FILE = native_build.ROOT / "tests" / "durations.json"
-SHARD_SECONDS = 200.0
-"""A shard is about this long, and longer only if one file is: so that many cores have something to do."""
+SHARD_SECONDS = 250.0
+"""A shard is at most about this long, so that many cores have something to do; one file may take longer."""
 START = "start"
 """Key of what every shard of a part does again: starting Python, importing torch, collecting tests."""
 
@@ -45,7 +47,9 @@ def write(measured: Mapping[str, Mapping[str, float]], path: Path = FILE) -> Non
 
 
 def cut(files: Iterable[str], recorded: Mapping[str, float], longest: float = SHARD_SECONDS) -> list[Shard]:
-    """Distribute test files over as few shards as hold them.
+    """Cut the sorted list of test files into shards of about the same length.
+
+    Files of one folder stay together, because they build the same stand-ins and fork the same processes.
 
     Parameters
     ----------
@@ -54,17 +58,18 @@ def cut(files: Iterable[str], recorded: Mapping[str, float], longest: float = SH
     recorded
         Seconds by file. A file that is not recorded counts as long as the median of the others.
     longest
-        Seconds that a shard should not exceed; it does if one of its files does.
+        Seconds that a shard should not exceed, except by up to half of its first and last file.
     """
     known = {file: seconds for file, seconds in recorded.items() if file != START}
     median = statistics.median(known.values()) if known else 1.0
     start = recorded.get(START, 0.0)
-    shards: list[tuple[list[str], float]] = []
-    for seconds, file in sorted(((known.get(file, median), file) for file in files), reverse=True):
-        fitting = [number for number, (_, taken) in enumerate(shards) if taken + seconds <= longest]
-        if fitting:
-            fullest = max(fitting, key=lambda number: shards[number][1])
-            shards[fullest] = ([*shards[fullest][0], file], shards[fullest][1] + seconds)
-        else:
-            shards.append(([file], start + seconds))
-    return [Shard(tuple(sorted(members)), seconds) for members, seconds in shards]
+    taken = {file: known.get(file, median) for file in sorted(files)}
+    total = sum(taken.values())
+    count = max(1, math.ceil(total / longest))
+    each = total / count or 1.0
+    shards, before = defaultdict[int, list[str]](list), 0.0
+    for file, seconds in taken.items():
+        middle = int((before + seconds / 2) / each)
+        shards[min(middle, count - 1)].append(file)
+        before += seconds
+    return [Shard(tuple(members), start + sum(taken[file] for file in members)) for members in shards.values()]

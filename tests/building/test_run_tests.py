@@ -118,14 +118,15 @@ def test_expected_seconds() -> None:
 
 
 def test_shards_hold_every_file_once() -> None:
-    recorded = {"long": 250.0, "b": 60.0, "c": 50.0, "d": 30.0, durations.START: 5.0}
-    shards = durations.cut(["long", "b", "c", "d", "new"], recorded, 100.0)
-    assert sorted(file for shard in shards for file in shard.files) == ["b", "c", "d", "long", "new"]
-    alone = next(shard for shard in shards if "long" in shard.files)
-    assert alone == durations.Shard(("long",), 255.0)
-    assert all(shard.seconds <= 100.0 for shard in shards if shard is not alone)
-    assert len(shards) == 4, "a new file counts as the median, 55 s"
+    recorded = {"a/long": 250.0, "b/1": 60.0, "b/2": 50.0, "c/1": 30.0, "gone": 7.0, durations.START: 5.0}
+    shards = durations.cut(["c/1", "b/2", "a/long", "b/1", "c/new"], recorded, 150.0)
+    assert shards == [
+        durations.Shard(("a/long",), 255.0),
+        durations.Shard(("b/1",), 65.0),
+        durations.Shard(("b/2", "c/1", "c/new"), 135.0),
+    ], "in order; a new file counts as the median, 50 s"
     assert durations.cut(["x", "y"], {}, float("inf")) == [durations.Shard(("x", "y"), 2.0)]
+    assert durations.cut(["x", "y"], {"x": 0.0, "y": 0.0}) == [durations.Shard(("x", "y"), 0.0)]
 
 
 def test_only_parts_that_ran_are_recorded_again(tmp_path: Path) -> None:
