@@ -117,7 +117,7 @@ def test_it_is_not_copied(copied: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("thread", ["daemon", "joined"])
 def test_a_process_exits_beside_a_thread_that_calls(workers: Path, thread: str) -> None:
     """Python ends daemon threads in a way that aborts the process if one of them is inside native code."""
-    done = forked(workers / "exits_inside_a_call.py", 2, thread)
+    done = forked(workers / "exits_inside_a_call.py", 2, thread, teardown=True)
     assert done.returncode == 0, done.stdout + done.stderr
     if thread == "daemon":
         assert "rank 0 gave up in dispatch" in done.stdout, done.stdout

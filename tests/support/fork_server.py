@@ -2,10 +2,14 @@
 
 A program finds its environment, arguments, folder and output as in a process of its own. This process ends with the one
 that started it, and ends the programs.
+
+The end of a program is that of a process of its own, except that the modules it has not imported itself stay: to free
+those of torch takes ten times as long as to fork it. What is about the end of Python sets TEARDOWN.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
@@ -14,10 +18,15 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
+TEARDOWN = "DEEP_EP_TEARDOWN"
+"""The variable with which a program frees all modules when it ends."""
 PR_SET_PDEATHSIG = 1
 MAX_REQUEST = 1 << 20
 
@@ -33,27 +42,51 @@ def _fork() -> int:
     return child
 
 
-def _be_program(arguments: list[str], environment: dict[str, str], folder: str) -> None:
-    """Become what Python started with these arguments is, and run the program."""
-    os.environ.clear()
-    os.environ.update(environment)
+def end_with(program: Callable[..., dict[str, Any]], *arguments: Any) -> NoReturn:
+    """Run a program, which returns its names, and end the process, without freeing modules unless that is asked for."""
+    if os.environ.get(TEARDOWN):
+        kept = program(*arguments)
+        sys.exit()
+    kept, failure, code = {}, None, 0
+    try:
+        kept = program(*arguments)
+    except SystemExit as end:
+        failure, code = end, end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        failure, code = error, 1
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    sys.modules.pop("__main__")
+    kept.clear()
+    if failure is not None:
+        failure.__traceback__ = None
+    gc.collect()  # what the program has made
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+def _be_program(arguments: list[str], folder: str) -> dict[str, Any]:
+    """Become what Python started with these arguments is, run the program and return its names."""
     os.chdir(folder)
     sys.orig_argv = [sys.executable, *arguments]
     start, *rest = arguments
-    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     if start == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(rest[0], main.__dict__)
-    elif start == "-m":
+        return main.__dict__
+    if start == "-m":
         sys.argv = rest
         sys.path.insert(0, folder)
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        sys.path.insert(0, str(Path(start).resolve().parent))
-        runpy.run_path(start, run_name="__main__")
+        return runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(start).resolve().parent))
+    return runpy.run_path(start, run_name="__main__")
 
 
 def _serve(requests: socket.socket) -> None:
@@ -72,8 +105,10 @@ def _serve(requests: socket.socket) -> None:
                 os.dup2(out, 1), os.dup2(err, 2)
                 for descriptor in descriptors:
                     os.close(descriptor)
-                _be_program(*pickle.loads(request))
-                return
+                arguments, environment, folder = pickle.loads(request)
+                os.environ.clear()
+                os.environ.update(environment)
+                end_with(_be_program, arguments, folder)
             os.write(report, f"{program}\n".encode())
             code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
             with suppress(BrokenPipeError):  # it was ended at its timeout
@@ -86,6 +121,7 @@ def _serve(requests: socket.socket) -> None:
 def main() -> None:
     import numpy  # noqa: F401 - for the programs
     import pytest  # noqa: F401 - for the programs
+    import torch._dynamo  # noqa: F401 - for those that call an op, which imports it and takes as long as torch does
     import torch.distributed  # noqa: F401 - for the programs
 
     del sys.path[0]  # this file's folder, which is not in every program's

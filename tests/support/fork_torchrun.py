@@ -16,17 +16,20 @@ import signal
 import socket
 import sys
 import time
+from typing import Any
 
 import numpy  # noqa: F401 - for the ranks
 import pytest  # noqa: F401 - for the ranks
 import torch.distributed as dist
 
+from fork_server import end_with
+
 LAST_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
 
 
-def be_rank(rank: int, ranks: int, port: int) -> None:
-    """Become what torchrun's processes are, and run the script."""
+def be_rank(rank: int, ranks: int, port: int) -> dict[str, Any]:
+    """Become what torchrun's processes are, run the script and return its names."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # at a timeout only the parent is killed
     os.environ |= {
         **{name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")},
@@ -38,10 +41,9 @@ def be_rank(rank: int, ranks: int, port: int) -> None:
     if sys.argv[0] == "-m":
         sys.path[0] = os.getcwd()
         del sys.argv[0]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        return runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    return runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def wait_for(ranks: dict[int, int]) -> int:
@@ -74,8 +76,7 @@ def main() -> int:
         pid = os.fork()
         if pid == 0:
             listening.close()
-            be_rank(rank, ranks, port)
-            return 0
+            end_with(be_rank, rank, ranks, port)
         pids[pid] = rank
     descriptor = listening.detach()
     store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)

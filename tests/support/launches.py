@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from builds import BUILD, SANITIZED
+from fork_server import TEARDOWN
 from forks import run_python
 from places import ROOT, SUPPORT, python_path
 
@@ -31,12 +32,17 @@ def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) ->
     return subprocess.run(command, env=of_ranks(), capture_output=True, text=True, timeout=timeout)
 
 
-def forked(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """As `torchrun`, but faster: torch has been imported. Sanitizers' runtimes want processes of their own."""
+def forked(
+    script: Path, ranks: int, *arguments: str, timeout: float = 240, teardown: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """As `torchrun`, but faster: torch has been imported. Sanitizers' runtimes want processes of their own.
+
+    With `teardown`, the interpreters of the ranks end as they do in processes of their own.
+    """
     if SANITIZED:
         return torchrun(script, ranks, *arguments, timeout=timeout)
     command = [str(SUPPORT / "fork_torchrun.py"), str(ranks), str(script), *arguments]
-    return run_python(command, of_ranks(), timeout=timeout)
+    return run_python(command, of_ranks() | ({TEARDOWN: "1"} if teardown else {}), timeout=timeout)
 
 
 def torchrun_nodes(
