@@ -71,6 +71,8 @@ BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=all")
 HOST_FOLDERS = ("host/control", "host/cuda", "host/heap", "host/launch", "host/modes", "host/network", "host/nvshmem")
 HOST_FOLDERS += ("host/session",)
 CHECKED_HOST_FLAGS = ("-O0",)
+# Programs of tests run for less time than optimizing them takes.
+TEST_FLAGS = ("-O1",)
 # ThreadSanitizer ignores accesses of more than 16 bytes, so vectorization could hide races from it.
 TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")
 # The executor switches the sanitizer's fibers, which instrumented code cannot do.
@@ -114,7 +116,7 @@ VARIANTS = {
     v.name: v
     for v in (
         Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
-        Variant("exact", ("-O2", "-g1", *EXACT_DEFINES), interprets=True),
+        Variant("exact", ("-O1", "-g1", *EXACT_DEFINES), interprets=True),
         Variant(
             "asan",
             ("-O1", "-g1", *EXACT_DEFINES, *ASAN_FLAGS),
@@ -321,6 +323,8 @@ def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
         flags += variant.instrument
     if any(source.is_relative_to(SOURCE_ROOT / folder) for folder in HOST_FOLDERS):
         flags += variant.host_flags
+    if not source.is_relative_to(SOURCE_ROOT):
+        flags += TEST_FLAGS
     if not source.is_relative_to(SOURCE_ROOT) or source.is_relative_to(SOURCE_ROOT / KERNELS):
         flags += variant.kernel_flags
     if _is_bindings(source):
@@ -396,16 +400,19 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
     return [output_of(unit) for unit in units]
 
 
-def _bindings(variant: Variant) -> list[Path]:
-    """Return the objects of the bindings for the variant, brought up to date."""
+def bindings_sources(variant: Variant) -> list[Path]:
+    """Return the sources of csrc/ that bind a variant to Python."""
+    sources = sorted((SOURCE_ROOT / BINDINGS).glob("*.cpp"))
+    return sources + sorted((SOURCE_ROOT / BINDINGS / INTERPRETER).glob("*.cpp")) if variant.interprets else sources
+
+
+def _bindings(variant: Variant, sources: Sequence[Path], module: str) -> list[Path]:
+    """Return the objects of bindings, brought up to date, for a module of the variant."""
     with_zig = variant.clang and find_clang().is_zig  # whose C++ library is another
     shared = Variant("bindings-zig" if with_zig else "bindings", (), clang=with_zig)
     compiler, _ = find_compiler(shared)
     with _locked(objects_folder(shared) / ".lock"):
-        sources = sorted((SOURCE_ROOT / BINDINGS).glob("*.cpp"))
-        if variant.interprets:
-            sources += sorted((SOURCE_ROOT / BINDINGS / INTERPRETER).glob("*.cpp"))
-        return _objects(shared, compiler, sources, "deep_ep_py")
+        return _objects(shared, compiler, sources, module)
 
 
 def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: Sequence[Path], target: Path) -> bool:
@@ -424,8 +431,12 @@ def build_module(variant: Variant, sources: Sequence[Path], target: Path, link: 
     `link` holds additional linker arguments.
     """
     compiler, link_flags = find_compiler(variant)
+    bindings = [source for source in sources if _is_bindings(source)]
+    others = [source for source in sources if not _is_bindings(source)]
     with _locked(objects_folder(variant) / ".lock"):
-        objects = _objects(variant, compiler, sources, target.name.partition(".")[0])
+        objects = _objects(variant, compiler, others, "")
+        if bindings:
+            objects += _bindings(variant, bindings, target.name.partition(".")[0])
         return _link(variant, [*compiler, "-shared"], (*link_flags, *link), objects, target)
 
 
@@ -436,7 +447,8 @@ def build_extension(variant: Variant, target: Path) -> bool:
     name = target.name.partition(".")[0]
     entry = f"-Wl,--defsym=PyInit_{name}=PyInit__C"  # Python looks for the name of the file
     with _locked(objects_folder(variant) / ".lock"):
-        objects = [*_objects(variant, compiler, library_sources(variant), name), *_bindings(variant)]
+        objects = _objects(variant, compiler, library_sources(variant), "")
+        objects += _bindings(variant, bindings_sources(variant), "deep_ep_py")
         changed = _link(variant, [*compiler, "-shared"], (*link_flags, entry), objects, linked)
     if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
         target.parent.mkdir(parents=True, exist_ok=True)
