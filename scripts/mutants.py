@@ -3,7 +3,7 @@
     python scripts/mutants.py                 all bugs; the last line says how many were caught
     python scripts/mutants.py --only ibgda    bugs whose name contains this text
     python scripts/mutants.py --build tsan    bugs that this build catches; repeatable
-    python scripts/mutants.py --few           only the first bug of each folder and build
+    python scripts/mutants.py --few           one bug of each folder, of those that compile fastest
     python scripts/mutants.py --silent        for bugs that only show as races, also check that all values are right
 
 A scenario that catches a bug must pass with the unmodified sources. Only objects that depend on the changed file are
@@ -110,6 +110,31 @@ def clean_program(name: str) -> Path:
     return target
 
 
+@cache
+def clean_units(name: str) -> dict[native_build.Unit, tuple[Path, frozenset[str]]]:
+    """Return the units of the unmodified program in a build, each with its object and the files that it includes."""
+    clean_program(name)
+    variant, units = native_build.VARIANTS[name], {}
+    for unit in native_build.units_of([*native_build.library_sources(variant), *PROGRAM]):
+        clean = native_build.objects_folder(variant) / unit.name.with_suffix(".o")
+        units[unit] = clean, frozenset(clean.with_suffix(".d").read_text().replace("\\\n", " ").split())
+    return units
+
+
+def few_of(chosen: list[Mutant]) -> list[Mutant]:
+    """Return a bug of each folder: in its first build by `SEEDS`, the one for which the fewest units are compiled."""
+    folders: dict[Path, list[Mutant]] = {}
+    for mutant in sorted(chosen, key=lambda mutant: list(SEEDS).index(mutant.build)):
+        of_folder = folders.setdefault(Path(mutant.file).parent, [])
+        if not of_folder or of_folder[0].build == mutant.build:
+            of_folder.append(mutant)
+
+    def compiled(mutant: Mutant) -> int:
+        return sum(f"csrc/{mutant.file}" in depends for _, depends in clean_units(mutant.build).values())
+
+    return [min(of_folder, key=compiled) for of_folder in folders.values()]
+
+
 def plant(mutant: Mutant, folder: Path) -> None:
     """Copy the sources and plant the bug; raise ValueError unless the text to replace occurs exactly once."""
     for part in ("csrc", "tests/native"):
@@ -137,13 +162,10 @@ def precompiled(name: str) -> list[str]:
 
 def build(mutant: Mutant, name: str, folder: Path) -> Path:
     """Compile the sources that depend on the changed file and link them with the rest of the clean program."""
-    clean_program(name)
     variant = native_build.VARIANTS[name]
     compiler, link_flags = native_build.find_compiler(variant, program=True)
     objects = []
-    for unit in native_build.units_of([*native_build.library_sources(variant), *PROGRAM]):
-        clean = native_build.objects_folder(variant) / unit.name.with_suffix(".o")
-        depends = clean.with_suffix(".d").read_text().replace("\\\n", " ").split()
+    for unit, (clean, depends) in clean_units(name).items():
         if f"csrc/{mutant.file}" not in depends:
             objects.append(clean)
             continue
@@ -217,18 +239,17 @@ def as_table(outcomes: list[Outcome]) -> Table:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
 @click.option("--only", metavar="TEXT", default="", help="Only those whose name contains this.")
 @click.option("--build", "builds", multiple=True, type=click.Choice(list(SEEDS)), help="Only those for this build.")
-@click.option("--few", is_flag=True, help="Only the first bug of each folder and build.")
+@click.option("--few", is_flag=True, help="Only one bug of each folder.")
 @click.option("--silent", is_flag=True, help="Also check that silent bugs leave the values of the fast build right.")
 def main(only: str, builds: tuple[str, ...], few: bool, silent: bool) -> None:
     """Try the bugs; the exit code is 1 if one is not caught."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     chosen = [mutant for mutant in MUTANTS if only in mutant.name and mutant.build in (builds or SEEDS)]
-    if few:
-        first = {(Path(mutant.file).parent, mutant.build): mutant for mutant in reversed(chosen)}
-        chosen = list(first.values())[::-1]
     if not chosen:
         raise click.UsageError(f"--only {only}: no bug has such a name")
     began = time.monotonic()
+    if few:
+        chosen = few_of(chosen)
     needed = dict.fromkeys([*(mutant.build for mutant in chosen), *(["fast"] if silent else [])])
     for name in needed:  # before other threads are started
         clean_program(name)

@@ -5,7 +5,7 @@
 `make test` runs the default parts: lint; timed, the tests in the fast build that measure time; and fast, asan and
 races, the other tests of these builds, without those that are marked thorough. `make test-all` adds the parts that it
 leaves out: timed-rest, fast-rest, asan-rest and races-rest, the tests marked thorough; and mutants, a planted bug per
-folder and build. Other parts run only if named: exact, whose code and tests are also in asan, which checks more;
+folder. Other parts run only if named: exact, whose code and tests are also in asan, which checks more;
 compile, the report of the GPU kernels; quick and quick-exact, the short tests with few schedules; long, hundreds of
 kills and stalls and a soak; many and many-exact, the schedule tests with five times as many schedules; values, steps
 and silent, all planted bugs: those in values, those in the order of steps, and those that are races and must leave all
@@ -84,7 +84,7 @@ SUITES = {
 # Parts that plant bugs, and their arguments for scripts/mutants.py. Each bug costs the compilation of a program: a few
 # show that the tests still catch bugs; trying all of them is left to the long suite.
 MUTANTS = {
-    "mutants": ["--build", "exact", "--build", "tsan", "--few"],
+    "mutants": ["--few"],
     "steps": ["--build", "exact"],
     "values": ["--build", "fast"],
     "silent": ["--build", "tsan", "--silent"],
@@ -179,6 +179,8 @@ def pytest_job(name: str, suite: Suite, arguments: list[str], seconds: float) ->
     """Return the job of one pytest."""
     environment = sanitizers.environment(native_build.VARIANTS[suite.build])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]))
+    environment["OMP_NUM_THREADS"] = "1"  # other shards have the other cores
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # otherwise each shard would compile all modules again
     environment["DEEP_EP_CURRENT_TEST"] = str(REPORTS / f"{name}.current")
     if suite.setting:
         environment[suite.setting] = "1"
