@@ -139,6 +139,7 @@ def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     assert "cuMemExportToShareableHandle" not in (tmp_path / "log").read_text(), "no other process may map heaps"
 
 
+@pytest.mark.thorough
 def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
     """With 1 to 8 ranks and as several nodes, where no two kernels run side by side: each launch serves all ranks."""
     printed = on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", DOUBLE_SERIAL="1")
@@ -161,6 +162,7 @@ def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Pa
     assert passed is not None and int(passed[1]) >= least, printed
 
 
+@pytest.mark.thorough
 def test_the_tests_of_the_elastic_buffer(double: Path, workers: Path, tmp_path: Path) -> None:
     """The same for V2's interface; graphs are replayed in `ranks_as_threads.py`."""
     chosen = ["pytest", str(TESTS / "gpu" / "test_elastic.py"), "-k", "not graph"]
@@ -202,6 +204,7 @@ def test_low_latency_mode_in_one_launch(double: Path, workers: Path, tmp_path: P
 
 
 @pytest.mark.timed
+@pytest.mark.thorough
 def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_path: Path) -> None:
     """All ranks report which rank did not come, or came with what. Without this mode they would wait for each other."""
     on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
@@ -295,6 +298,7 @@ def test_the_benchmark_of_low_latency_mode_on_a_gpu(
             check_kernels(op, kernels, copy_gb_per_s=100)
 
 
+@pytest.mark.thorough
 def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but the times; calls use the number of blocks that follows from the stored rates."""
     monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path / "kernels"))

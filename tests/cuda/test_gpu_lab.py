@@ -327,7 +327,8 @@ NOT_HERE = (
 )
 
 
-@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.thorough
 def test_all_of_it_over_the_stand_in(double: Path, tmp_path: Path, gpus: int) -> None:
     """Each experiment of the default list runs; its times mean nothing here."""
     tools = tmp_path / "tools"

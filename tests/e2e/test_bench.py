@@ -208,7 +208,8 @@ LOW_LATENCY = {"dispatch", "combine", "combine_private", "pair"} | {
 }
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("bf16", marks=pytest.mark.thorough), "fp8"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.thorough
 def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
     options = ["--mode=low-latency", f"--dtype={dtype}", "--hidden=128", "--tokens=24,1", "--json=report.json"]
     baselines = "--baseline=memcpy,gloo_bare,normal,barrier"
@@ -232,7 +233,8 @@ def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.thorough
 def test_a_run_of_the_elastic_buffer(nodes: int, tmp_path: Path) -> None:
     options = ["--mode=elastic", "--tokens=24,1", "--json=report.json", f"--nodes={nodes}", "--baseline=memcpy"]
     done = bench(*SMALL, *options, "--plot=plot.png", cwd=tmp_path)
@@ -255,7 +257,7 @@ def test_what_the_elastic_buffer_is_not_measured_with(tmp_path: Path) -> None:
         assert done.returncode == 2 and why in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+@pytest.mark.parametrize("operation", ["dispatch", pytest.param("combine", marks=pytest.mark.thorough)])
 def test_one_wrong_element_is_seen_in_low_latency_mode(operation: str, tmp_path: Path) -> None:
     options = ["--mode=low-latency", "--tokens=16", "--no-plot", f"--corrupt={operation}"]
     done = bench(*SMALL, *options, cwd=tmp_path)
@@ -263,7 +265,7 @@ def test_one_wrong_element_is_seen_in_low_latency_mode(operation: str, tmp_path:
     assert "NOT verified" in done.stdout
 
 
-@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+@pytest.mark.parametrize("operation", ["dispatch", pytest.param("combine", marks=pytest.mark.thorough)])
 def test_one_wrong_element_is_seen(operation: str, tmp_path: Path) -> None:
     done = bench(*SMALL, "--tokens=16", "--no-plot", "--json=report.json", f"--corrupt={operation}", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -363,6 +365,7 @@ def crossing_tokens(tokens: int, config: dict[str, Any]) -> int:
     return count // len(timed)
 
 
+@pytest.mark.thorough
 def test_it_runs_under_torchrun(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     done = bench(*SMALL[1:], "--tokens=8", "--json=report.json", "--no-plot", launcher=torchrun, cwd=tmp_path)

@@ -31,12 +31,9 @@ def bench_proxy(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "provider",
-    [
-        pytest.param(one, marks=[] if one == "net" else [pytest.mark.thorough])
-        for one in ("net", "tcp;ofi_rxm", "shm")
-        if one in PROVIDERS
-    ],
+    [one for one in ("net", "tcp;ofi_rxm", "shm") if one in PROVIDERS],
 )
+@pytest.mark.thorough
 def test_report(provider: str, tmp_path: Path) -> None:
     """Data arrives, sent by bare calls and through the proxy, whose thread wakes for a command and for an arrival."""
     file = tmp_path / "report.json"

@@ -11,9 +11,10 @@ from launches import shared_memory, torchrun_nodes
 
 pytestmark = pytest.mark.once
 
-NODES, RANKS_PER_NODE = 2, 4
+NODES, RANKS_PER_NODE = 2, 2
 
 
+@pytest.mark.thorough
 def test_all_pass_on_two_nodes(tmp_path: Path) -> None:
     before = shared_memory()
     arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/multinode")

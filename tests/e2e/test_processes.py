@@ -44,6 +44,7 @@ def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:
 
 @pytest.mark.timed
 @pytest.mark.once
+@pytest.mark.thorough
 def test_handlers_and_collections() -> None:
     """A signal handler may use the Buffer whose wait it interrupts; a Buffer collected in a cycle ends properly."""
     lines_of("handlers_and_collections.py", seconds=90)
@@ -51,6 +52,7 @@ def test_handlers_and_collections() -> None:
 
 @pytest.mark.timed
 @pytest.mark.once
+@pytest.mark.thorough
 def test_interrupted_waits() -> None:
     """An interrupt ends a wait at once: during calls of other threads, after calls in flight, and in destroy."""
     lines_of("interrupted_waits.py", seconds=90)

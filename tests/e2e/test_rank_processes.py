@@ -102,6 +102,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
         assert child is not None and ends(lambda: is_alive(int(child[1])))
 
 
+@pytest.mark.thorough
 def test_a_caller_that_ignores_the_ends_of_its_children() -> None:
     """As a program may that never waits for any: the processes that it starts ignore them too, at first."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -139,7 +140,9 @@ def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> 
     assert len(started) == 1 and started[0].returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("function", [rank_jobs.wait_forever, rank_jobs.emit_much])
+@pytest.mark.parametrize(
+    "function", [rank_jobs.wait_forever, pytest.param(rank_jobs.emit_much, marks=pytest.mark.thorough)]
+)
 def test_an_exception_of_the_caller_ends_the_ranks(
     started: list[subprocess.Popen[bytes]], function: Callable[..., None]
 ) -> None:
@@ -152,6 +155,7 @@ def test_an_exception_of_the_caller_ends_the_ranks(
     assert ends(lambda: is_alive(int(str(info.value).split()[-1])))
 
 
+@pytest.mark.thorough
 def test_ranks_end_with_the_process_that_they_are_forked_from(started: list[subprocess.Popen[bytes]]) -> None:
     """The kernel ends them, as when memory runs out and that process is chosen."""
     ranks: list[int] = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -14,11 +16,13 @@ from launches import forked, torchrun
 
 pytestmark = pytest.mark.once
 
+LAYER = r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)"
+
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("layer.py", r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)"),
+        ("layer.py", LAYER),
         ("decode.py", r"rank (\d): \d+ rows for 4 experts, got back \(1\d, 1024\)"),
         ("elastic.py", r"rank (\d): 4\d\d rows whose experts end at \[(?:\d+(?:, )?){4}\], got back \(10\d, 1024\)"),
         ("model.py", r"rank (\d): \d+ rows, \(128, 256\), gradient \(4, 256, 128\)"),
@@ -26,9 +30,18 @@ pytestmark = pytest.mark.once
     ],
 )
 def test_programs(name: str, line: str, tmp_path: Path) -> None:
-    program = tmp_path / name
+    check_program(forked, name, line, tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_program_under_torchrun(tmp_path: Path) -> None:
+    check_program(torchrun, "layer.py", LAYER, tmp_path)
+
+
+def check_program(launch: Callable[..., CompletedProcess[str]], name: str, line: str, folder: Path) -> None:
+    program = folder / name
     program.write_text(snippet(f"torchrun --nproc-per-node 4 {name}"))
-    result = (torchrun if name == "layer.py" else forked)(program, 4)
+    result = launch(program, 4)
     assert result.returncode == 0, result.stderr
     assert sorted(re.findall(line, result.stdout)) == ["0", "1", "2", "3"], result.stdout
 

@@ -38,11 +38,12 @@ def run(workers: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, *arguments:
     "case",
     [
         ("rows",),
-        pytest.param(("rows", "--checkpointed"), marks=pytest.mark.thorough),
-        pytest.param(("expanded",), marks=pytest.mark.thorough),
+        ("rows", "--checkpointed"),
+        ("expanded",),
     ],
     ids=" ".join,
 )
+@pytest.mark.thorough
 def test_ranks_with_other_sizes_agree(
     workers: Path, case: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,6 +338,7 @@ def test_compiled_in_one_piece(cast: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.once
+@pytest.mark.thorough
 def test_between_processes(workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Micro-batch steps on other threads than the ones that began them, and a layer compiled by inductor."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

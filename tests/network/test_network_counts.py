@@ -49,7 +49,7 @@ def count(ranks: int, tokens: int, topk: int) -> list[dict[str, list[int]]]:
     return run_ranks(ranks, on_each_rank)
 
 
-@pytest.mark.parametrize("ranks", [8, 32, 64])
+@pytest.mark.parametrize("ranks", [8, 32, pytest.param(64, marks=pytest.mark.thorough)])
 def test_messages_grow_with_peers_and_chunks_only(ranks: int) -> None:
     few, many, more_experts = count(ranks, 4, 2), count(ranks, 16, 2), count(ranks, 16, 8)
     assert few == many == more_experts, "tokens and experts must not matter"

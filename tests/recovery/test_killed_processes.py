@@ -75,6 +75,7 @@ def test_those_left_go_on(trials: list[dict[str, Any]]) -> None:
     assert any(trial["made"] == trial["ranks"] for trial in trials)
 
 
+@pytest.mark.thorough
 def test_who_is_left_out_stays_gone() -> None:
     """P16: the descriptors that watched a rank that died earlier are closed, and other files have their numbers now."""
     lines_of("killed_one_by_one.py", seconds=60)

@@ -1,15 +1,15 @@
 """Which tests `make test` leaves to `make test-all`: those marked thorough, here or where they are defined.
 
 The fast build runs every item of a cross product. A sanitizer looks at each access, at ten times the cost, and what one
-fabric's code does wrong it does wrong in any case: in a sanitized build `make test` runs only as many items as it takes
-for every value of every parameter to occur. Together with the fast build these are all pairs of values, the build being
-one of them. Products that are marked `covers` take so long that `make test` does the same in the fast build.
+fabric's code does wrong it does wrong in any case: in a sanitized build `make test` runs of each file only as many
+items as it takes for every test, and every value of every parameter, to occur. Products that are marked `covers` take
+so long that `make test` does the same with each of them in the fast build.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -18,9 +18,18 @@ Values = frozenset[tuple[str, str]]
 
 
 def values_of(item: pytest.Item) -> Values:
-    """Return the parameters of an item."""
+    """Return the parameters of an item, of which its test is one."""
     callspec = getattr(item, "callspec", None)
-    return frozenset() if callspec is None else frozenset((n, repr(value)) for n, value in callspec.params.items())
+    params = callspec.params if callspec is not None else {}
+    return frozenset({("test", test_of(item)), *((name, repr(value)) for name, value in params.items())})
+
+
+def test_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 def covering(products: Sequence[Values]) -> set[int]:
@@ -39,15 +48,14 @@ def covering(products: Sequence[Values]) -> set[int]:
     return chosen
 
 
-def beyond_coverage(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Return the items of cross products without which every value of every parameter still occurs."""
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+def beyond_coverage(items: Iterable[pytest.Item], product_of: Callable[[pytest.Item], str]) -> list[pytest.Item]:
+    """Return the items without which every value still occurs in each product; `product_of` names that of an item."""
+    products: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        tests[item.nodeid.partition("[")[0]].append(item)
+        products[product_of(item)].append(item)
     return [
         item
-        for product in tests.values()
-        if len(product) > 1
+        for product in products.values()
         for chosen in [covering([values_of(item) for item in product])]
         for index, item in enumerate(product)
         if index not in chosen
