@@ -3,7 +3,7 @@
     python scripts/mutants.py                 all bugs; the last line says how many were caught
     python scripts/mutants.py --only ibgda    bugs whose name contains this text
     python scripts/mutants.py --build tsan    bugs that this build catches; repeatable
-    python scripts/mutants.py --few           one bug of each folder, of those that compile fastest
+    python scripts/mutants.py --few           one bug of each folder and build, of those that compile fastest
     python scripts/mutants.py --silent        for bugs that only show as races, also check that all values are right
 
 A scenario that catches a bug must pass with the unmodified sources. Only objects that depend on the changed file are
@@ -122,17 +122,15 @@ def clean_units(name: str) -> dict[native_build.Unit, tuple[Path, frozenset[str]
 
 
 def few_of(chosen: list[Mutant]) -> list[Mutant]:
-    """Return a bug of each folder: in its first build by `SEEDS`, the one for which the fewest units are compiled."""
-    folders: dict[Path, list[Mutant]] = {}
-    for mutant in sorted(chosen, key=lambda mutant: list(SEEDS).index(mutant.build)):
-        of_folder = folders.setdefault(Path(mutant.file).parent, [])
-        if not of_folder or of_folder[0].build == mutant.build:
-            of_folder.append(mutant)
+    """Return a bug of each folder and build, the one for which the fewest units are compiled."""
+    sets: dict[tuple[Path, str], list[Mutant]] = {}
+    for mutant in chosen:
+        sets.setdefault((Path(mutant.file).parent, mutant.build), []).append(mutant)
 
     def compiled(mutant: Mutant) -> int:
         return sum(f"csrc/{mutant.file}" in depends for _, depends in clean_units(mutant.build).values())
 
-    return [min(of_folder, key=compiled) for of_folder in folders.values()]
+    return [min(candidates, key=compiled) for candidates in sets.values()]
 
 
 def plant(mutant: Mutant, folder: Path) -> None:
@@ -152,12 +150,17 @@ def flags_of(variant: native_build.Variant, source: Path) -> list[str]:
     return [flag for flag in native_build.compile_flags(variant, source, "") if flag != "-Werror"] + QUICK
 
 
+def usual_flags(variant: native_build.Variant) -> list[str]:
+    """Return the flags of most sources of csrc/."""
+    return flags_of(variant, native_build.SOURCE_ROOT / "kernels")
+
+
 @cache
 def precompiled(name: str) -> list[str]:
     """Return the arguments that let a compilation with the usual flags use the precompiled standard headers."""
     variant = native_build.VARIANTS[name]
     compiler, _ = native_build.find_compiler(variant, program=True)
-    return native_build.precompiled(variant, compiler, flags_of(variant, PROGRAM[0]), native_build.STANDARD_HEADERS)
+    return native_build.precompiled(variant, compiler, usual_flags(variant), native_build.STANDARD_HEADERS)
 
 
 def build(mutant: Mutant, name: str, folder: Path) -> Path:
@@ -171,7 +174,7 @@ def build(mutant: Mutant, name: str, folder: Path) -> Path:
             continue
         output = folder / "-".join([name, *unit.name.with_suffix(".o").parts])
         flags = flags_of(variant, unit.sources[0])
-        begin = precompiled(name) if flags == flags_of(variant, PROGRAM[0]) else []
+        begin = precompiled(name) if flags == usual_flags(variant) else []
         command = [*compiler, *flags, *begin, "-c", str(unit.file()), "-o", str(output)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode != 0:
@@ -239,7 +242,7 @@ def as_table(outcomes: list[Outcome]) -> Table:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
 @click.option("--only", metavar="TEXT", default="", help="Only those whose name contains this.")
 @click.option("--build", "builds", multiple=True, type=click.Choice(list(SEEDS)), help="Only those for this build.")
-@click.option("--few", is_flag=True, help="Only one bug of each folder.")
+@click.option("--few", is_flag=True, help="Only one bug of each folder and build.")
 @click.option("--silent", is_flag=True, help="Also check that silent bugs leave the values of the fast build right.")
 def main(only: str, builds: tuple[str, ...], few: bool, silent: bool) -> None:
     """Try the bugs; the exit code is 1 if one is not caught."""

@@ -71,8 +71,6 @@ BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=all")
 HOST_FOLDERS = ("host/control", "host/cuda", "host/heap", "host/launch", "host/modes", "host/network", "host/nvshmem")
 HOST_FOLDERS += ("host/session",)
 CHECKED_HOST_FLAGS = ("-O0",)
-# Programs of tests run for less time than optimizing them takes.
-TEST_FLAGS = ("-O1",)
 # ThreadSanitizer ignores accesses of more than 16 bytes, so vectorization could hide races from it.
 TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")
 # The executor switches the sanitizer's fibers, which instrumented code cannot do.
@@ -101,6 +99,7 @@ class Variant:
     flags: tuple[str, ...]
     host_flags: tuple[str, ...] = ()
     kernel_flags: tuple[str, ...] = ()
+    test_flags: tuple[str, ...] = ()  # for programs of tests
     link_flags: tuple[str, ...] = ()
     instrument: tuple[str, ...] = ()  # for every file except those under `uninstrumented`
     uninstrumented: str = ""
@@ -115,7 +114,8 @@ class Variant:
 VARIANTS = {
     v.name: v
     for v in (
-        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
+        # To optimize programs of tests further takes longer than they run.
+        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1"), test_flags=("-O1",)),
         Variant("exact", ("-O1", "-g1", *EXACT_DEFINES), interprets=True),
         Variant(
             "asan",
@@ -324,7 +324,7 @@ def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
     if any(source.is_relative_to(SOURCE_ROOT / folder) for folder in HOST_FOLDERS):
         flags += variant.host_flags
     if not source.is_relative_to(SOURCE_ROOT):
-        flags += TEST_FLAGS
+        flags += variant.test_flags
     if not source.is_relative_to(SOURCE_ROOT) or source.is_relative_to(SOURCE_ROOT / KERNELS):
         flags += variant.kernel_flags
     if _is_bindings(source):

@@ -5,7 +5,7 @@
 `make test` runs the default parts: lint; timed, the tests in the fast build that measure time; and fast, asan and
 races, the other tests of these builds, without those that are marked thorough. `make test-all` adds the parts that it
 leaves out: timed-rest, fast-rest, asan-rest and races-rest, the tests marked thorough; and mutants, a planted bug per
-folder. Other parts run only if named: exact, whose code and tests are also in asan, which checks more;
+folder and build. Other parts run only if named: exact, whose code and tests are also in asan, which checks more;
 compile, the report of the GPU kernels; quick and quick-exact, the short tests with few schedules; long, hundreds of
 kills and stalls and a soak; many and many-exact, the schedule tests with five times as many schedules; values, steps
 and silent, all planted bugs: those in values, those in the order of steps, and those that are races and must leave all
@@ -75,8 +75,10 @@ SUITES = {
     "asan-rest": Suite("asan", "not once and thorough", _ASAN),
     "races-rest": Suite("tsan", "not once and thorough"),
     "exact": Suite("exact", "not once", like="asan"),
-    "quick": Suite("fast", "not timed and not slow", setting="DEEP_EP_QUICK", like="fast"),
-    "quick-exact": Suite("exact", "not once and not timed and not slow", setting="DEEP_EP_QUICK", like="asan"),
+    "quick": Suite("fast", "not timed and not slow and not thorough", setting="DEEP_EP_QUICK", like="fast"),
+    "quick-exact": Suite(
+        "exact", "not once and not timed and not slow and not thorough", setting="DEEP_EP_QUICK", like="asan"
+    ),
     "long": Suite("fast", "long", _LONG, setting="DEEP_EP_LONG", alone=True),
     "many": Suite("fast", "not once and not timed", setting="DEEP_EP_LONG", like="fast"),
     "many-exact": Suite("exact", "not once and not timed", setting="DEEP_EP_LONG", like="asan"),
@@ -84,7 +86,7 @@ SUITES = {
 # Parts that plant bugs, and their arguments for scripts/mutants.py. Each bug costs the compilation of a program: a few
 # show that the tests still catch bugs; trying all of them is left to the long suite.
 MUTANTS = {
-    "mutants": ["--few"],
+    "mutants": ["--build", "exact", "--build", "tsan", "--few"],
     "steps": ["--build", "exact"],
     "values": ["--build", "fast"],
     "silent": ["--build", "tsan", "--silent"],
@@ -179,7 +181,7 @@ def pytest_job(name: str, suite: Suite, arguments: list[str], seconds: float) ->
     """Return the job of one pytest."""
     environment = sanitizers.environment(native_build.VARIANTS[suite.build])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]))
-    environment["OMP_NUM_THREADS"] = "1"  # other shards have the other cores
+    environment["OMP_NUM_THREADS"] = "1"  # of torch; there are as many ranks or shards as cores
     environment["PYTHONDONTWRITEBYTECODE"] = ""  # otherwise each shard would compile all modules again
     environment["DEEP_EP_CURRENT_TEST"] = str(REPORTS / f"{name}.current")
     if suite.setting:

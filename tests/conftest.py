@@ -16,7 +16,7 @@ from interpreted import interpreted
 from native_programs import NvshmemDoubles, build_driver_double
 from nvshmem_runs import Nvshmem, compile_probe
 from places import TESTS, WORKERS
-from tiers import beyond_coverage, file_of, test_of
+from tiers import beyond_coverage, file_of, function_of, runs
 
 # No deadline: the time of an example is mostly that of the schedule it draws. The examples are the same on every run,
 # so that a failure found once stays found.
@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if SANITIZED and item.get_closest_marker("scenarios"):
             item.add_marker("thorough")
     covers = [item for item in items if item.get_closest_marker("covers")]
-    for item in beyond_coverage(items, file_of) if SANITIZED else beyond_coverage(covers, test_of):
+    running = [item for item in items if runs(item)]
+    for item in beyond_coverage(running, file_of) if SANITIZED else beyond_coverage(covers, function_of):
         item.add_marker("thorough")
 
 

@@ -29,7 +29,7 @@ class Files:
 
     def path(self, path: str) -> Path | None:
         """Return the location of a file, given by its absolute path on the machine; None if links form a cycle."""
-        if self.root == _MACHINE:  # the kernel follows links
+        if self.root == _MACHINE:  # the kernel follows links, and says so if they form a cycle
             return Path(path)
         parts = self._follow(path)
         return None if parts is None else self.root.joinpath(*parts)

@@ -65,7 +65,7 @@ def test_a_buffer_that_one_rank_drops(fabric: str) -> None:
 @pytest.mark.once
 def test_many_buffers_of_processes(workers: Path) -> None:
     before = shared_memory()
-    done = forked(workers / "many_buffers.py", 4)
+    done = forked(workers / "many_buffers.py", 4, teardown=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before, "processes have left shared memory behind"
 

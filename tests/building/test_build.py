@@ -152,6 +152,7 @@ def test_bindings_are_the_same_in_every_variant(tmp_path: Path) -> None:
     """All variants link the objects of one, so nothing that differs between variants may be compiled into them."""
     shared, compiler = native_build.Variant("bindings", ()), toolchain.find_gcc()
     sources = sorted((native_build.SOURCE_ROOT / native_build.BINDINGS).rglob("*.cpp"))
+    sources.append(native_build.ROOT / "tests/native/selftest/module.cpp")
     other = [*native_build.TSAN_DEFINES, "-DDEEP_EP_ASAN=1"]
     for unit in native_build.units_of(sources):
         flags = native_build.compile_flags(shared, unit.sources[0], "deep_ep_py")

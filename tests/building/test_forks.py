@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,11 +32,29 @@ print("main")
 """
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(3)", "sys.exit('a reason')", "raise ValueError('no')"])
-def test_as_a_process_of_its_own(end: str) -> None:
+FAILING = """
+def failing():
+    kept = Kept()
+    raise KeyError
+
+try:
+    failing()
+except KeyError:
+    raise ValueError("no")
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "sys.exit('a reason')", "raise KeyboardInterrupt", FAILING])
+@pytest.mark.parametrize("of_a_file", [False, True])
+def test_as_a_process_of_its_own(end: str, of_a_file: bool, tmp_path: Path) -> None:
     program = ["-c", ENDS.format(end=end)]
+    if of_a_file:
+        file = tmp_path / "program.py"
+        file.write_text(program[1])
+        program = [str(file)]
     own = subprocess.run([sys.executable, *program], env=of_ranks(), capture_output=True, text=True)
     done = run_python(program, of_ranks())
-    assert done.stdout.split() == own.stdout.split() == ["main", "thread", "atexit", "freed"]
+    freed = ["freed"] * (2 if end == FAILING else 1)
+    assert done.stdout.split() == own.stdout.split() == ["main", "thread", "atexit", *freed]
     assert done.returncode == own.returncode
     assert done.stderr.splitlines()[-1:] == own.stderr.splitlines()[-1:]

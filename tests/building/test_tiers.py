@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 
-from tiers import Values, covering
+from tiers import Values, beyond_coverage, covering, file_of, function_of, runs
 
 pytestmark = pytest.mark.once
+
+pytest_plugins = ["pytester"]
 
 
 def product(**parameters: int) -> list[Values]:
@@ -37,3 +39,34 @@ def test_values_occur_equally_often() -> None:
     chosen = [items[index] for index in covering(items)]
     for fabric in range(3):
         assert sum(("fabric", str(fabric)) in values for values in chosen) == 3
+
+
+SUITE = """
+import pytest
+
+FABRICS = pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+
+@FABRICS
+@pytest.mark.skipif(True, reason="not here")
+def test_skipped(fabric): ...
+
+@FABRICS
+@pytest.mark.once
+def test_of_another_build(fabric): ...
+
+@FABRICS
+@pytest.mark.skipif(False, reason="not here")
+def test_one(fabric): ...
+
+@FABRICS
+def test_other(fabric): ...
+"""
+
+
+def test_what_does_not_run_covers_nothing(pytester: pytest.Pytester) -> None:
+    items = pytester.getitems(SUITE)
+    running = [item for item in items if runs(item)]
+    assert {item.name.partition("[")[0] for item in running} == {"test_one", "test_other"}
+    left = [item.name for item in running if item not in beyond_coverage(running, file_of)]
+    assert left == ["test_one[peer]", "test_other[ibgda]"], "every test and every fabric"
+    assert beyond_coverage(running, function_of) == []

@@ -73,7 +73,6 @@ def compiled(name: str, architecture: str, kernels: str = "KERNELS") -> Compiled
     [name if name.startswith("two_hops") else pytest.param(name, marks=pytest.mark.thorough) for name in KERNELS],
 )
 def test_kernel_compiles(name: str, architecture: str) -> None:
-    """`make test` compiles those of one hop for the stand-in for the driver."""
     kernel = compiled(name, architecture)
     *space, function = re.findall(r"\w+", KERNELS[name].expression.split("<")[0])
     assert all(part in kernel.symbol for part in (*space, function))
@@ -110,7 +109,6 @@ def test_profilers_find_each_phase_once(launches: tuple[str, str], kernels: str)
     assert found == {phase: int(any(name.startswith(phase) for name in launches)) for phase in found}
 
 
-@pytest.mark.thorough
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     """Shows the report in the test output."""
     outcomes = [Outcome(name, arch, compiled(name, arch)) for arch in ARCHITECTURES for name in KERNELS]

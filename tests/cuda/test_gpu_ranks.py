@@ -37,7 +37,7 @@ def test_the_benchmark_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_path
     before = shared_memory()
     sizes = ["--tokens=16", "--hidden=128", "--topk=4", "--experts=16", "--iterations=3", "--warmup=1"]
     files = ["--no-plot", f"--json={tmp_path / 'report.json'}"]
-    done = forked(workers / "gpu_per_rank.py", 2, "bench", "all", "--device=cuda", *sizes, *files)
+    done = forked(workers / "gpu_per_rank.py", 2, "bench", "all", "--device=cuda", *sizes, *files, teardown=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     assert done.stdout.count("2 ranks on 2 linked GPUs, a process and a GPU each (Double)") == 1, done.stdout

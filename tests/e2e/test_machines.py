@@ -33,7 +33,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
         yield made
 
 
-@pytest.mark.thorough  # test_multinode runs the same tests on nodes of one machine
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks_per_node", [4, 2])
 def test_the_clusters_tests_pass(
     ranks_per_node: int, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

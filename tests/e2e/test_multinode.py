@@ -11,7 +11,7 @@ from launches import shared_memory, torchrun_nodes
 
 pytestmark = pytest.mark.once
 
-NODES, RANKS_PER_NODE = 2, 2
+NODES, RANKS_PER_NODE = 2, 4
 
 
 @pytest.mark.thorough

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -30,7 +31,7 @@ LAYER = r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)"
     ],
 )
 def test_programs(name: str, line: str, tmp_path: Path) -> None:
-    check_program(forked, name, line, tmp_path)
+    check_program(partial(forked, teardown=True), name, line, tmp_path)
 
 
 @pytest.mark.thorough

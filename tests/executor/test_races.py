@@ -134,7 +134,6 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
 
 @pytest.mark.slow
 @pytest.mark.once
-@pytest.mark.thorough
 @pytest.mark.parametrize("build", [build_portable, build_aarch64, build_for_large_pages])
 @pytest.mark.thorough
 def test_planted_bugs_show_on_other_processors(tmp_path: Path, build: Callable[[Path], list[str]]) -> None:

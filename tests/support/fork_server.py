@@ -3,8 +3,8 @@
 A program finds its environment, arguments, folder and output as in a process of its own. This process ends with the one
 that started it, and ends the programs.
 
-The end of a program is that of a process of its own, except that the modules it has not imported itself stay: to free
-those of torch takes ten times as long as to fork it. What is about the end of Python sets TEARDOWN.
+A program ends as in a process of its own, except that imported modules are not freed: for torch's this takes ten times
+as long as the fork. A test of how Python ends sets TEARDOWN.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TEARDOWN = "DEEP_EP_TEARDOWN"
-"""The variable with which a program frees all modules when it ends."""
+"""The variable with which a program ends as any other, and frees all modules."""
 PR_SET_PDEATHSIG = 1
 MAX_REQUEST = 1 << 20
 
@@ -52,7 +52,7 @@ def end_with(program: Callable[..., dict[str, Any]], *arguments: Any) -> NoRetur
         kept = program(*arguments)
     except SystemExit as end:
         failure, code = end, end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
+        if code and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
     except BaseException as error:
         failure, code = error, 1
@@ -61,10 +61,12 @@ def end_with(program: Callable[..., dict[str, Any]], *arguments: Any) -> NoRetur
     atexit._run_exitfuncs()
     sys.modules.pop("__main__")
     kept.clear()
-    if failure is not None:
-        failure.__traceback__ = None
+    interrupted, failure = isinstance(failure, KeyboardInterrupt), None
     gc.collect()  # what the program has made
     sys.stdout.flush(), sys.stderr.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 

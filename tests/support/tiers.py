@@ -21,10 +21,10 @@ def values_of(item: pytest.Item) -> Values:
     """Return the parameters of an item, of which its test is one."""
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec is not None else {}
-    return frozenset({("test", test_of(item)), *((name, repr(value)) for name, value in params.items())})
+    return frozenset({("test", function_of(item)), *((name, repr(value)) for name, value in params.items())})
 
 
-def test_of(item: pytest.Item) -> str:
+def function_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
@@ -46,6 +46,12 @@ def covering(products: Sequence[Values]) -> set[int]:
         used.update(products[best])
         missing -= products[best]
     return chosen
+
+
+def runs(item: pytest.Item) -> bool:
+    """Return whether `make test` may run an item in a sanitized build: only then does it cover anything."""
+    skipped = any(mark.args and mark.args[0] is True for mark in item.iter_markers("skipif"))
+    return not skipped and all(item.get_closest_marker(mark) is None for mark in ("once", "skip", "thorough"))
 
 
 def beyond_coverage(items: Iterable[pytest.Item], product_of: Callable[[pytest.Item], str]) -> list[pytest.Item]:

@@ -1,5 +1,7 @@
 #include "kernels.h"
 
+#include "device/device.h"
+
 namespace selftest {
 namespace {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cpu/executor/executor.h"
-#include "device/device.h"
+#include "wire/types.h"
 
 namespace selftest {
 
