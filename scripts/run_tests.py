@@ -181,8 +181,8 @@ def pytest_job(name: str, suite: Suite, arguments: list[str], seconds: float) ->
     """Return the job of one pytest."""
     environment = sanitizers.environment(native_build.VARIANTS[suite.build])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]))
-    environment["OMP_NUM_THREADS"] = "1"  # of torch; there are as many ranks or shards as cores
-    environment["PYTHONDONTWRITEBYTECODE"] = ""  # otherwise each shard would compile all modules again
+    environment["OMP_NUM_THREADS"] = "1"  # torch's: shards and ranks share the cores
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # where the environment forbids it, each shard compiles all modules
     environment["DEEP_EP_CURRENT_TEST"] = str(REPORTS / f"{name}.current")
     if suite.setting:
         environment[suite.setting] = "1"

@@ -45,7 +45,7 @@ def _fork() -> int:
 def end_with(program: Callable[..., dict[str, Any]], *arguments: Any) -> NoReturn:
     """Run a program, which returns its names, and end the process, without freeing modules unless that is asked for."""
     if os.environ.get(TEARDOWN):
-        kept = program(*arguments)
+        program(*arguments)
         sys.exit()
     kept, failure, code = {}, None, 0
     try:
@@ -123,7 +123,7 @@ def _serve(requests: socket.socket) -> None:
 def main() -> None:
     import numpy  # noqa: F401 - for the programs
     import pytest  # noqa: F401 - for the programs
-    import torch._dynamo  # noqa: F401 - for those that call an op, which imports it and takes as long as torch does
+    import torch._dynamo  # noqa: F401 - for programs that call an op: the first call imports it
     import torch.distributed  # noqa: F401 - for the programs
 
     del sys.path[0]  # this file's folder, which is not in every program's

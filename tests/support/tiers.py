@@ -18,17 +18,19 @@ Values = frozenset[tuple[str, str]]
 
 
 def values_of(item: pytest.Item) -> Values:
-    """Return the parameters of an item, of which its test is one."""
+    """Return the parameters of an item, and its test as one more."""
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec is not None else {}
     return frozenset({("test", function_of(item)), *((name, repr(value)) for name, value in params.items())})
 
 
 def function_of(item: pytest.Item) -> str:
+    """Return the test of an item, without parameters."""
     return item.nodeid.partition("[")[0]
 
 
 def file_of(item: pytest.Item) -> str:
+    """Return the file of an item."""
     return item.nodeid.partition("::")[0]
 
 
