@@ -59,13 +59,16 @@ TSAN_DEFINES = ("-DDEEP_EP_WARP=4", "-DDEEP_EP_COPY_PER_LANE=1", "-DDEEP_EP_TSAN
 UNCHECKED = ("-fno-sanitize=vptr,null,alignment",)
 ASAN_FLAGS = ("-DDEEP_EP_ASAN=1", "-fsanitize=address,undefined", *UNCHECKED, "-fno-omit-frame-pointer")
 ASAN_KERNEL_FLAGS = ("-fsanitize=alignment",)
-KERNELS = "host/cpu"  # with the programs of tests, all sources that instantiate kernels
+# What each thread of a kernel runs: with the programs of tests, these are all sources that instantiate kernels.
+KERNELS = ("host/cpu", "cpu/vector", "cpu/executor")
 # Bindings are mostly pybind11 templates: half of the build time, with no loops to optimize and nothing that a checked
 # build checks. They do not depend on the variant, so all variants link the same objects, and link them last: of an
 # inline function that others use too, the variant's own copy is taken.
 BINDINGS = "python"
 INTERPRETER = "ptx"
 BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=all")
+# GCC's garbage collection takes a tenth of their compilation, and saves a quarter of its memory.
+COLLECT_NOTHING = "--param=ggc-min-heapsize=1000000"
 # The host's code runs once per call, the kernels' once per thread. With the checks of UBSan, optimizing takes more than
 # half of a compilation.
 HOST_FOLDERS = ("host/control", "host/cuda", "host/heap", "host/launch", "host/modes", "host/network", "host/nvshmem")
@@ -87,6 +90,7 @@ WITH_LIBFABRIC, WITHOUT_LIBFABRIC = "host/network/proxy/with_libfabric", "host/n
 PRECOMPILED_FOR = 4  # units with the same flags; for fewer, precompiling costs more than it saves
 # More in a unit would save little, and leave cores idle while the last ones are compiled.
 UNIT_BYTES = 32_000
+BINDINGS_UNIT_BYTES = 52_000  # each unit of bindings takes 7 s for the templates of pybind11
 # Its sources are the same body for several instruction sets.
 ALONE = "cpu/vector"
 
@@ -114,8 +118,8 @@ class Variant:
 VARIANTS = {
     v.name: v
     for v in (
-        # To optimize programs of tests further takes longer than they run.
-        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1"), test_flags=("-O1",)),
+        # More than -O1 speeds up kernels and copies alone, and takes longer than programs of tests run.
+        Variant("fast", ("-O1", "-g1", "-DDEEP_EP_WARP=1"), kernel_flags=("-O3",), test_flags=("-O1",)),
         Variant("exact", ("-O1", "-g1", *EXACT_DEFINES), interprets=True),
         Variant(
             "asan",
@@ -167,9 +171,8 @@ def find_compiler(variant: Variant, program: bool = False) -> tuple[list[str], t
 
 
 @cache
-def _has_libfabric(variant: Variant) -> bool:
-    compiler, _ = find_compiler(variant)
-    asking = [*compiler, "-fsyntax-only", "-x", "c++", "-include", LIBFABRIC_HEADER, os.devnull]
+def _accepts(compiler: tuple[str, ...], *flags: str) -> bool:
+    asking = [*compiler, "-Werror", *flags, "-fsyntax-only", "-x", "c++", os.devnull]
     return subprocess.run(asking, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
 
 
@@ -222,7 +225,7 @@ def units_of(sources: Sequence[Path]) -> list[Unit]:
             units += [Unit((source,)) for source in members]
             continue
         sizes = [source.stat().st_size for source in members]
-        count = -(-sum(sizes) // UNIT_BYTES)
+        count = -(-sum(sizes) // (BINDINGS_UNIT_BYTES if _is_bindings(members[0]) else UNIT_BYTES))
         cut: list[list[Path]] = [[] for _ in range(count)]
         for source, before in zip(members, itertools.accumulate(sizes, initial=0)):
             cut[before * count // sum(sizes)].append(source)
@@ -236,7 +239,9 @@ def library_sources(variant: Variant) -> list[Path]:
     The compiler is asked at every build which optional sources can be included, so that a build becomes stale when the
     machine has since got their headers.
     """
-    left_out = [SOURCE_ROOT / (WITHOUT_LIBFABRIC if _has_libfabric(variant) else WITH_LIBFABRIC)]
+    compiler, _ = find_compiler(variant)
+    has_libfabric = _accepts(tuple(compiler), "-include", LIBFABRIC_HEADER)
+    left_out = [SOURCE_ROOT / (WITHOUT_LIBFABRIC if has_libfabric else WITH_LIBFABRIC)]
     left_out.append(SOURCE_ROOT / BINDINGS)
     if not variant.interprets:
         left_out.append(SOURCE_ROOT / INTERPRETER)
@@ -324,8 +329,8 @@ def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
     if any(source.is_relative_to(SOURCE_ROOT / folder) for folder in HOST_FOLDERS):
         flags += variant.host_flags
     if not source.is_relative_to(SOURCE_ROOT):
-        flags += variant.test_flags
-    if not source.is_relative_to(SOURCE_ROOT) or source.is_relative_to(SOURCE_ROOT / KERNELS):
+        flags += [*variant.kernel_flags, *variant.test_flags]
+    if any(source.is_relative_to(SOURCE_ROOT / folder) for folder in KERNELS):
         flags += variant.kernel_flags
     if _is_bindings(source):
         # pybind11 shares types and exception translators between modules of the same ABI. Ours must be private to each
@@ -385,7 +390,7 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
 
     units = units_of(sources)
     flags_of = {unit: tuple(compile_flags(variant, unit.sources[0], module)) for unit in units}
-    count = Counter(flags_of.values())
+    count = Counter(flags for unit, flags in flags_of.items() if unit.folder != SOURCE_ROOT / ALONE)
     one_of = {flags: unit for unit, flags in flags_of.items() if count[flags] >= PRECOMPILED_FOR}
     with ThreadPoolExecutor(job_count()) as pool:
         begins = {flags: pool.submit(headers_of, flags, unit) for flags, unit in one_of.items()}
@@ -411,6 +416,8 @@ def _bindings(variant: Variant, sources: Sequence[Path], module: str) -> list[Pa
     with_zig = variant.clang and find_clang().is_zig  # whose C++ library is another
     shared = Variant("bindings-zig" if with_zig else "bindings", (), clang=with_zig)
     compiler, _ = find_compiler(shared)
+    if _accepts(tuple(compiler), COLLECT_NOTHING):
+        compiler = [*compiler, COLLECT_NOTHING]
     with _locked(objects_folder(shared) / ".lock"):
         return _objects(shared, compiler, sources, module)
 

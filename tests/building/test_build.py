@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,7 @@ class Tree:
         self.write("python/module.cpp", MODULE)
         self.write("host/answer.h", "int answer();\n")
         self.write("host/answer.cpp", '#include "host/answer.h"\nint answer() { return 41; }\n')
-        self.write("cpu/executor/other.cpp", "int other = 0;\n")
+        self.write("observe/other.cpp", "int other = 0;\n")
 
     def write(self, name: str, text: str) -> None:
         path = self.root / "csrc" / name
@@ -48,7 +49,7 @@ class Tree:
         path.write_text(text)
 
     def build(self) -> bool:
-        native_build._has_libfabric.cache_clear()  # in reality, each build is another process
+        native_build._accepts.cache_clear()  # in reality, each build is another process
         return native_build.build_extension(native_build.VARIANTS["fast"], self.target)
 
     def answer(self) -> int:
@@ -61,7 +62,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     monkeypatch.setattr(native_build, "ROOT", tmp_path)
     monkeypatch.setattr(native_build, "SOURCE_ROOT", tmp_path / "csrc")
     yield Tree(tmp_path)
-    native_build._has_libfabric.cache_clear()
+    native_build._accepts.cache_clear()
 
 
 def test_an_optional_header_that_is_installed_later(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +80,19 @@ def test_an_optional_header_that_is_installed_later(tree: Tree, monkeypatch: pyt
     assert tree.answer() == 42
 
 
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_compilers_of_the_variants_without_a_sanitizer(
+    tree: Tree, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one of them takes what speeds up the compilation of bindings."""
+    command = ["g++"] if compiler == "g++" else native_build.find_clang().command
+    monkeypatch.setenv("CXX", shlex.join(command))
+    assert tree.build()
+    assert tree.answer() == 41
+    built = "".join(path.read_text() for path in (tree.root / "build/native/bindings").rglob("module.o.cmd"))
+    assert (native_build.COLLECT_NOTHING in built) == (compiler == "g++")
+
+
 def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[str]) -> None:
     assert tree.build()
     assert tree.answer() == 41
@@ -94,7 +108,7 @@ def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[s
     assert tree.build()
     assert tree.answer() == 42
 
-    (tree.root / "csrc/cpu/executor/other.cpp").unlink()
+    (tree.root / "csrc/observe/other.cpp").unlink()
     assert tree.build(), "a removed source must leave the library"
 
 
