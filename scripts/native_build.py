@@ -60,24 +60,24 @@ UNCHECKED = ("-fno-sanitize=vptr,null,alignment",)
 ASAN_FLAGS = ("-DDEEP_EP_ASAN=1", "-fsanitize=address,undefined", *UNCHECKED, "-fno-omit-frame-pointer")
 ASAN_KERNEL_FLAGS = ("-fsanitize=alignment",)
 # What each thread of a kernel runs: with the programs of tests, these are all sources that instantiate kernels.
-KERNELS = ("host/cpu", "cpu/vector", "cpu/executor")
+KERNELS = ("sim/host", "sim/vector", "sim/executor")
 # Bindings are mostly pybind11 templates: half of the build time, with no loops to optimize and nothing that a checked
 # build checks. They do not depend on the variant, so all variants link the same objects, and link them last: of an
 # inline function that others use too, the variant's own copy is taken.
 BINDINGS = "python"
-INTERPRETER = "ptx"
+INTERPRETER, INTERPRETER_BINDINGS = "sim/ptx", "python/ptx"
 BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=all")
 # GCC's garbage collection takes a tenth of their compilation, and saves a quarter of its memory.
 COLLECT_NOTHING = "--param=ggc-min-heapsize=1000000"
 # The host's code runs once per call, the kernels' once per thread. With the checks of UBSan, optimizing takes more than
 # half of a compilation.
 HOST_FOLDERS = ("host/control", "host/cuda", "host/heap", "host/launch", "host/modes", "host/network", "host/nvshmem")
-HOST_FOLDERS += ("host/session",)
+HOST_FOLDERS += ("host/session", "sim/network")
 CHECKED_HOST_FLAGS = ("-O0",)
 # ThreadSanitizer ignores accesses of more than 16 bytes, so vectorization could hide races from it.
 TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")
 # The executor switches the sanitizer's fibers, which instrumented code cannot do.
-TSAN_UNINSTRUMENTED = "cpu/executor"
+TSAN_UNINSTRUMENTED = "sim/executor"
 # These take half of the compile time of a small source.
 STANDARD_HEADERS = (
     *("algorithm", "any", "array", "atomic", "chrono", "condition_variable", "cstdint", "cstring", "deque"),
@@ -92,7 +92,7 @@ PRECOMPILED_FOR = 4  # units with the same flags; for fewer, precompiling costs 
 UNIT_BYTES = 32_000
 BINDINGS_UNIT_BYTES = 52_000  # each unit of bindings takes 7 s for the templates of pybind11
 # Its sources are the same body for several instruction sets.
-ALONE = "cpu/vector"
+ALONE = "sim/vector"
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
 def bindings_sources(variant: Variant) -> list[Path]:
     """Return the sources of csrc/ that bind a variant to Python."""
     sources = sorted((SOURCE_ROOT / BINDINGS).glob("*.cpp"))
-    return sources + sorted((SOURCE_ROOT / BINDINGS / INTERPRETER).glob("*.cpp")) if variant.interprets else sources
+    return sources + sorted((SOURCE_ROOT / INTERPRETER_BINDINGS).glob("*.cpp")) if variant.interprets else sources
 
 
 def _bindings(variant: Variant, sources: Sequence[Path], module: str) -> list[Path]:

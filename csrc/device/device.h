@@ -1,4 +1,4 @@
-// The functions a kernel may call. One contract, two implementations: device/cuda (nvcc, NVRTC) and device/cpu (g++,
+// The functions a kernel may call. One contract, two implementations: device/cuda (nvcc, NVRTC) and sim/device (g++,
 // clang++).
 //
 // Besides the names below, a kernel uses plain CUDA C++: threadIdx, blockIdx, blockDim, gridDim (x only), __global__,
@@ -109,5 +109,5 @@ struct WaitNote {
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #include "device/cuda/body.h"
 #else
-#include "device/cpu/body.h"
+#include "sim/device/body.h"
 #endif

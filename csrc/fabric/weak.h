@@ -2,7 +2,7 @@
 // that waits for a random time, copies the pieces in random order and adds to the signal word last; puts overtake each
 // other freely.
 //
-// This is the kernel side; the agent is host/network/weak/agent.cpp.
+// This is the kernel side; the agent is sim/network/weak/agent.cpp.
 #pragma once
 
 #include "fabric/peers.h"

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "cpu/executor/executor.h"
 #include "python/bindings.h"
+#include "sim/executor/executor.h"
 
 namespace py = pybind11;
 

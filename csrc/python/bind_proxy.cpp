@@ -1,11 +1,11 @@
 // Bindings of the proxy's measurements: see host/network/proxy/measure.
 #include <pybind11/stl.h>
 
-#include "host/cpu/memory.h"
 #include "host/heap/heap.h"
 #include "host/network/proxy/measure/own_cost.h"
 #include "host/network/proxy/measure/puts.h"
 #include "python/bindings.h"
+#include "sim/host/memory.h"
 
 namespace py = pybind11;
 

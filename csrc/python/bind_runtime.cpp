@@ -2,19 +2,19 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
-#include "cpu/executor/executor.h"
-#include "cpu/vector/vector.h"
-#include "host/cpu/launcher.h"
-#include "host/cpu/memory.h"
-#include "host/cpu/teller_agent.h"
-#include "host/cpu/teller_helper.h"
-#include "host/cpu/warden_agent.h"
 #include "host/heap/dlpack.h"
 #include "host/launch/runner.h"
 #include "host/network/proxy/libfabric.h"
 #include "host/nvshmem/adoption.h"
 #include "host/session/runtime.h"
 #include "python/bindings.h"
+#include "sim/executor/executor.h"
+#include "sim/host/launcher.h"
+#include "sim/host/memory.h"
+#include "sim/host/teller_agent.h"
+#include "sim/host/teller_helper.h"
+#include "sim/host/warden_agent.h"
+#include "sim/vector/vector.h"
 #include "wire/messages.h"
 
 namespace py = pybind11;

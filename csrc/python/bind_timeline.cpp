@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "cpu/executor/executor.h"
 #include "observe/timeline.h"
 #include "python/bindings.h"
+#include "sim/executor/executor.h"
 
 namespace deep_ep::python {
 namespace {

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "cpu/vector/vector.h"
 #include "device/bf16.h"
 #include "device/e4m3.h"
 #include "device/logfmt.h"
 #include "python/bindings.h"
+#include "sim/vector/vector.h"
 
 namespace deep_ep::python {
 namespace {

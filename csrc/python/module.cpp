@@ -1,6 +1,6 @@
 // The extension module. Independent of torch: tensors are passed as addresses and sizes, outputs as DLPack capsules.
-#include "cpu/executor/executor.h"
 #include "python/bindings.h"
+#include "sim/executor/executor.h"
 #include "wire/signals.h"
 
 PYBIND11_MODULE(_C, m) {

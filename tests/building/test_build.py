@@ -119,13 +119,13 @@ def test_standard_headers_are_compiled_once(
     monkeypatch.setenv("CXX", "g++")
     tree.build()
     assert "headers" not in capfd.readouterr().out
-    tree.write("nic/begins.cpp", "std::vector<int> begins_behind_the_headers;\n")
+    tree.write("sim/nic/begins.cpp", "std::vector<int> begins_behind_the_headers;\n")
     with pytest.raises(native_build.BuildError, match="vector"):
         tree.build()
     monkeypatch.setattr(native_build, "PRECOMPILED_FOR", 3)
     tree.build()
     assert capfd.readouterr().out.count("standard headers") == 1
-    tree.write("nic/begins.cpp", "std::string begins_behind_the_headers;\n")
+    tree.write("sim/nic/begins.cpp", "std::string begins_behind_the_headers;\n")
     assert tree.build() and not tree.build()
     assert "headers" not in capfd.readouterr().out
     monkeypatch.setenv("CXX", "ccache g++")
@@ -139,16 +139,16 @@ def test_sources_of_a_folder_are_compiled_together(
 ) -> None:
     """As far as that leaves work for all cores; each still is rebuilt when it changes, and only in its unit."""
     for number in range(3):
-        tree.write(f"nic/part{number}.cpp", f"int part{number} = 0;\n")
+        tree.write(f"sim/nic/part{number}.cpp", f"int part{number} = 0;\n")
     tree.build()
-    assert "csrc/nic/part0.cpp, csrc/nic/part1.cpp, csrc/nic/part2.cpp" in capfd.readouterr().out
+    assert "csrc/sim/nic/part0.cpp, csrc/sim/nic/part1.cpp, csrc/sim/nic/part2.cpp" in capfd.readouterr().out
     assert not tree.build()
-    tree.write("nic/part1.cpp", "int part1 = 1;\n")
+    tree.write("sim/nic/part1.cpp", "int part1 = 1;\n")
     assert tree.build()
-    assert re.findall(r"\S+\.cpp", capfd.readouterr().out) == [f"csrc/nic/part{number}.cpp" for number in range(3)]
+    assert re.findall(r"\S+\.cpp", capfd.readouterr().out) == [f"csrc/sim/nic/part{number}.cpp" for number in range(3)]
 
     monkeypatch.setattr(native_build, "UNIT_BYTES", 30)
-    sources = sorted((tree.root / "csrc/nic").glob("*.cpp"))
+    sources = sorted((tree.root / "csrc/sim/nic").glob("*.cpp"))
     assert [len(unit.sources) for unit in native_build.units_of(sources)] == [2, 1]
 
 
@@ -223,7 +223,7 @@ def test_variants_from_env(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_executor_is_not_instrumented_for_threads() -> None:
     tsan = native_build.VARIANTS["tsan"]
-    for source, instrumented in (("cpu/executor/executor.cpp", False), ("host/cpu/kernel_table.cpp", True)):
+    for source, instrumented in (("sim/executor/executor.cpp", False), ("sim/host/kernel_table.cpp", True)):
         flags = native_build.compile_flags(tsan, native_build.SOURCE_ROOT / source, "module")
         assert ("-fsanitize=thread" in flags) == instrumented
         assert "-DDEEP_EP_TSAN=1" in flags

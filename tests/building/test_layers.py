@@ -21,14 +21,13 @@ KERNELS = (
     "kernels/low_latency",
     "kernels/measure",
 )
-EXECUTOR = ("cpu/executor", "cpu/vector")
+EXECUTOR = ("sim/executor", "sim/vector")
 MODES = ("host/modes/normal", "host/modes/expand", "host/modes/low_latency", "host/modes/measure")
 HOST = ("host/heap", "host/control", "host/launch", "host/network")
 # A folder may include itself and those named here. Longer names are matched first.
 INCLUDES = {
     "wire": set(),
-    "device/cpu": {"device", "wire", "cpu/executor", "cpu/vector"},
-    "device": {"device/cpu", "wire"},  # device.h includes the body of its target
+    "device": {"sim/device", "wire"},  # device.h includes the body of its target
     "fabric": {"device", "wire"},
     "kernels/common": {"fabric", "device", "wire"},
     "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
@@ -38,16 +37,14 @@ INCLUDES = {
     "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
     "kernels": {*KERNELS},  # the registry
     "observe": {"wire"},
-    "nic": {"observe", "wire"},
-    "cpu/executor": {"observe", "device", "wire"},
-    "cpu/vector": {"device", "wire"},
     "host/heap": {"wire"},
     "host/control": {"host/heap", "observe", "wire"},
     "host/launch": {"kernels/common"},
-    "host/network/ibgda": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
-    "host/network/weak": {"host/network", "cpu/executor", "nic", "fabric", "device"},
-    "host/network/proxy": {"host/network", "host/heap", "cpu/executor", "nic", "observe", "fabric", "device", "wire"},
-    "host/network": {"host/heap", "nic", "fabric", "wire"},
+    "host/network/ibgda": {"host/network", "host/heap", "sim/network/ibgda", "fabric", "wire"},
+    "host/network/proxy": {
+        *("host/network", "host/heap", "sim/network/proxy", "sim/executor", "observe", "fabric", "device", "wire")
+    },
+    "host/network": {"host/heap", "fabric", "wire"},
     "host/nvshmem": {"host/heap", "host/network", "wire"},
     "host/session": {*HOST, "kernels/common", "observe", "fabric", "wire"},
     "host/modes/normal": {"host/session", "kernels/normal", "kernels/two_hops", "wire"},
@@ -55,20 +52,30 @@ INCLUDES = {
     "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},
-    "ptx": {"cpu/executor", "observe", "device", "wire"},
-    "host/cpu": {*HOST, *EXECUTOR, "kernels", "nic", "observe", "fabric", "device"},
+    # What stands in for hardware.
+    "sim/executor": {"observe", "device", "wire"},
+    "sim/vector": {"device", "wire"},
+    "sim/device": {"device", "wire", "sim/executor", "sim/vector"},
+    "sim/nic": {"host/network", "observe", "wire"},
+    "sim/network/ibgda": {
+        *("host/network/ibgda", "host/network", "host/heap", "sim/executor", "sim/nic", "fabric", "device", "wire")
+    },
+    "sim/network/weak": {"host/network", "sim/executor", "sim/nic", "fabric", "device"},
+    "sim/network/proxy": {"host/network/proxy", "host/network", "sim/executor", "sim/nic", "observe", "device", "wire"},
+    "sim/host": {*HOST, *EXECUTOR, "kernels", "observe", "fabric", "device"},
+    "sim/ptx": {"sim/executor", "observe", "device", "wire"},
     "python": {
         *HOST,
         "host/network/proxy",
         "host/nvshmem",
         "host/session",
         *MODES,
-        "host/cpu",
+        "sim/host",
         "host/cuda",
-        "ptx",
+        "sim/ptx",
         *EXECUTOR,
         *KERNELS,
-        "nic",
+        "sim/nic",
         "observe",
         "fabric",
         "device",

@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     silent(
         "recovery: relaxed meetings",
-        "host/cpu/memory.cpp",
+        "sim/host/memory.cpp",
         "return __atomic_load_n(word, __ATOMIC_ACQUIRE);",
         "return __atomic_load_n(word, __ATOMIC_RELAXED);",
         "recover",

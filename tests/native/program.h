@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/executor/executor.h"
 #include "device/device.h"
+#include "sim/executor/executor.h"
 
 namespace planted {
 

@@ -58,7 +58,7 @@ def sources_of(*folders: str) -> list[Path]:
 def build_selftest() -> ModuleType:
     """Build a Python module with the executor and a few tiny kernels, separate from the library's extension."""
     bindings = native_build.SOURCE_ROOT / "python" / "bind_executor.cpp"
-    executor = sources_of("observe", "cpu/executor")
+    executor = sources_of("observe", "sim/executor")
     target = FOLDER / "tests" / f"selftest{native_build.extension_suffix()}"
     native_build.build_module(VARIANT, [*executor, bindings, *sorted((NATIVE / "selftest").glob("*.cpp"))], target)
     spec = importlib.util.spec_from_file_location("selftest", target)
@@ -91,7 +91,7 @@ def build_for_large_pages(folder: Path) -> list[str]:
 
 
 def _build_whole(folder: Path, compiler: list[str], flag: str, *more: Path) -> Path:
-    executor = sources_of("observe", "cpu/executor")
+    executor = sources_of("observe", "sim/executor")
     everything = folder / "everything.cpp"
     sources = (*more, *executor, NATIVE / "planted" / "main.cpp")
     everything.write_text("".join(f'#include "{path}"\n' for path in sources))
@@ -112,7 +112,7 @@ def build_driver_double(runs_kernels: bool) -> Path:
     if runs_kernels:
         sources += [double / name for name in ("execute_kernels.cpp", "interpret.cpp")]
         sources.append(root / "host" / "cpu" / "kernel_table.cpp")
-        sources += sources_of("observe", "cpu/executor", "cpu/vector", "ptx", "ptx/order", "ptx/count")
+        sources += sources_of("observe", "sim/executor", "sim/vector", "sim/ptx", "sim/ptx/order", "sim/ptx/count")
     else:
         sources.append(double / "execute_none.cpp")
     variant = native_build.VARIANTS["exact"]  # warps of 32 lanes, and no sanitizer's runtime to preload

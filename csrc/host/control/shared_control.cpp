@@ -84,7 +84,7 @@ void SharedControl::tell_masks(const wire::RankMask& mask, uint32_t generation) 
 }
 
 // Kernels here acquire the bits: the masked ranks have been notified before, and the writes of their NICs to this heap
-// precede the exchange (nic/closing.h). The count is stored last.
+// precede the exchange (host/network/closing.h). The count is stored last.
 void SharedControl::tell_own_masks(const wire::RankMask& mask, uint64_t count) {
     const observe::Accessor host = observe::host(static_cast<u32>(rank_));
     wire::MaskedRanks& masked = header(rank_)->masked;

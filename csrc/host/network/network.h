@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "host/heap/memory.h"
+#include "host/network/closing.h"
+#include "host/network/nic_options.h"
 #include "host/network/queue_pairs.h"
-#include "nic/closing.h"
-#include "nic/options.h"
 #include "wire/heap_layout.h"
 
 namespace deep_ep::host {

@@ -2,11 +2,11 @@
 #include <pybind11/stl.h>
 
 #include "device/copy_stage.h"
-#include "host/cpu/kernel_source.h"
-#include "ptx/count/counts.h"
-#include "ptx/library.h"
-#include "ptx/order/order.h"
 #include "python/bindings.h"
+#include "sim/host/kernel_source.h"
+#include "sim/ptx/count/counts.h"
+#include "sim/ptx/library.h"
+#include "sim/ptx/order/order.h"
 
 namespace py = pybind11;
 

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/executor/executor.h"
 #include "execute.h"
-#include "host/cpu/kernel_table.h"
 #include "interpret.h"
+#include "sim/executor/executor.h"
+#include "sim/host/kernel_table.h"
 
 #include "device/of_each_rank.h"
 

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "ptx/kernel.h"
-#include "ptx/order/order.h"
+#include "sim/ptx/kernel.h"
+#include "sim/ptx/order/order.h"
 
 namespace driver_double {
 

@@ -1,8 +1,8 @@
 // PTX modules, and launches of their kernels.
 #pragma once
 
-#include "cpu/executor/executor.h"
 #include "execute.h"
+#include "sim/executor/executor.h"
 
 namespace driver_double {
 

@@ -2,7 +2,7 @@
 // As with the driver, any thread may call, and each has contexts of its own.
 //
 // A module is an ELF file or PTX. The variables of an ELF file are those of its symbol table, initialized from the
-// image or with zeros; of its code only the kernels' names are used. PTX is interpreted (csrc/ptx).
+// image or with zeros; of its code only the kernels' names are used. PTX is interpreted (csrc/sim/ptx).
 //
 // Device memory is host memory, and never clean: it holds the contents of an earlier allocation, or a pattern. Launches
 // are executed by execute_*.cpp. Streams share as many queues as CUDA_DEVICE_MAX_CONNECTIONS specified at

@@ -8,8 +8,8 @@
 //   NVSHMEM_DOUBLE_NICS     per PE: 1
 //   NVSHMEM_DOUBLE_CHUNK_LOG2    bytes of the heap per key: 20
 //   NVSHMEM_DOUBLE_CPU_DOORBELLS a host thread rings the doorbells
-//   NVSHMEM_DOUBLE_NIC_{MTU,MAX_DELAY,RELAXED}   of csrc/nic/options.h
-//   NVSHMEM_DOUBLE_FAULT    "PE,PEER,AFTER,SYNDROME": makes that queue pair fail, see csrc/nic/options.h
+//   NVSHMEM_DOUBLE_NIC_{MTU,MAX_DELAY,RELAXED}   of csrc/host/network/nic_options.h
+//   NVSHMEM_DOUBLE_FAULT    "PE,PEER,AFTER,SYNDROME": makes that queue pair fail, see csrc/host/network/nic_options.h
 //   NVSHMEM_DOUBLE_FAIL     "nvshmemx_hostlib_init_attr=7": makes that call return that status, or null
 //   NVSHMEM_DOUBLE_STRICT   version words of arguments are checked, which NVSHMEM itself does not do
 //

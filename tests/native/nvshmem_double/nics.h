@@ -1,4 +1,4 @@
-// The NICs of a PE: csrc/nic's queue pairs over memory as NVSHMEM allocates it, served by a thread. Rings, doorbell
+// The NICs of a PE: csrc/sim/nic's queue pairs over memory as NVSHMEM allocates it, served by a thread. Rings, doorbell
 // records, completions and the words for values that atomics return are in device memory; the doorbell register is in
 // host memory. If a host thread rings the doorbells, it owns record and register, and kernels write a word that it
 // polls.
@@ -13,7 +13,7 @@
 
 #include "gpu.h"
 #include "heap.h"
-#include "nic/send_queue.h"
+#include "sim/nic/send_queue.h"
 #include "states.h"
 
 namespace nvshmem_double {

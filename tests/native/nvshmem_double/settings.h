@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "nic/options.h"
+#include "host/network/nic_options.h"
 
 namespace nvshmem_double {
 

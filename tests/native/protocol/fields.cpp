@@ -5,7 +5,7 @@
 #include <map>
 
 #include "../program.h"
-#include "nic/send_queue.h"
+#include "sim/nic/send_queue.h"
 
 namespace protocol::fields {
 

@@ -12,9 +12,9 @@
 
 #include "../program.h"
 #include "host/control/machines/machines_control.h"
-#include "host/cpu/memory.h"
 #include "host/heap/address_page.h"
 #include "host/heap/host_word.h"
+#include "sim/host/memory.h"
 
 namespace protocol::machines {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "nic/options.h"
+#include "host/network/nic_options.h"
 
 namespace protocol::posters {
 

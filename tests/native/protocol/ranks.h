@@ -8,12 +8,12 @@
 
 #include "../program.h"
 #include "host/control/shared_control.h"
-#include "host/cpu/launcher.h"
-#include "host/cpu/memory.h"
-#include "host/cpu/teller_agent.h"
-#include "host/cpu/warden_agent.h"
 #include "host/modes/normal/calls.h"
 #include "host/session/runtime.h"
+#include "sim/host/launcher.h"
+#include "sim/host/memory.h"
+#include "sim/host/teller_agent.h"
+#include "sim/host/warden_agent.h"
 
 namespace protocol {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "../program.h"
-#include "host/cpu/memory.h"
 #include "host/network/proxy/sender.h"
+#include "sim/host/memory.h"
 
 namespace protocol::sender {
 

@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include "../program.h"
-#include "host/cpu/memory.h"
+#include "sim/host/memory.h"
 
 namespace protocol {
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "host/cpu/memory.h"
 #include "host/network/networks.h"
+#include "sim/host/memory.h"
 #include "wire/heap_layout.h"
 
 namespace protocol {

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "cpu/executor/executor.h"
+#include "sim/executor/executor.h"
 #include "wire/types.h"
 
 namespace selftest {

@@ -4,9 +4,9 @@
 #include <csignal>
 #include <string>
 
-#include "cpu/executor/executor.h"
 #include "kernels.h"
 #include "python/bindings.h"
+#include "sim/executor/executor.h"
 
 namespace py = pybind11;
 

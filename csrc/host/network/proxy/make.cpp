@@ -1,5 +1,5 @@
-#include "host/network/proxy/agent.h"
 #include "host/network/proxy/thread.h"
+#include "sim/network/proxy/agent.h"
 
 namespace deep_ep::host::proxy {
 namespace {

@@ -6,9 +6,9 @@
 #include <functional>
 #include <vector>
 
+#include "host/network/nic_options.h"
 #include "host/network/proxy/command_rings.h"
 #include "host/network/proxy/transport.h"
-#include "nic/options.h"
 
 namespace deep_ep::host::proxy {
 

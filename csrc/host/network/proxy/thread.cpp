@@ -4,11 +4,11 @@
 
 #include <random>
 
-#include "cpu/executor/executor.h"
-#include "cpu/executor/futex.h"
 #include "host/network/looks.h"
 #include "host/network/proxy/libfabric.h"
-#include "host/network/proxy/loopback.h"
+#include "sim/executor/executor.h"
+#include "sim/executor/futex.h"
+#include "sim/network/proxy/loopback.h"
 
 namespace deep_ep::host::proxy {
 namespace {

@@ -8,11 +8,11 @@
 #include <stdexcept>
 #include <thread>
 
-#include "cpu/executor/futex.h"
 #include "host/network/looks.h"
-#include "host/network/proxy/loopback.h"
 #include "host/network/proxy/measure/command_writer.h"
 #include "host/network/proxy/progress.h"
+#include "sim/executor/futex.h"
+#include "sim/network/proxy/loopback.h"
 
 namespace deep_ep::host::proxy {
 namespace {

@@ -1,11 +1,11 @@
 #include <sched.h>
 
-#include "cpu/executor/futex.h"
 #include "host/network/proxy/libfabric.h"
 #include "host/network/proxy/measure/command_writer.h"
 #include "host/network/proxy/measure/puts.h"
 #include "host/network/proxy/progress.h"
 #include "host/network/proxy/thread.h"
+#include "sim/executor/futex.h"
 
 namespace deep_ep::host::proxy {
 namespace {

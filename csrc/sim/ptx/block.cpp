@@ -1,0 +1,13 @@
+#include "sim/ptx/block.h"
+
+namespace deep_ep::ptx {
+
+std::unique_ptr<ThreadCount> Block::count_of(u32 thread) {
+    if (kernel_ == nullptr) return nullptr;
+    const u32 warp = thread / WarpCount::kLanes, lane = thread % WarpCount::kLanes;
+    const u32 lanes = std::min(WarpCount::kLanes, all_threads_ - warp * WarpCount::kLanes);
+    WarpCount& of_warp = warps_.try_emplace(warp, kernel_->count, lanes).first->second;
+    return std::make_unique<ThreadCount>(*kernel_, of_warp, lane);
+}
+
+}  // namespace deep_ep::ptx

@@ -1,0 +1,79 @@
+// Counts of what kernels execute, while counting is on.
+//
+// All counts follow from the instructions that threads execute and from their addresses. None is a time, and they
+// describe PTX: ptxas may schedule differently, and usually does better.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sim/ptx/module.h"
+
+namespace deep_ep::ptx {
+
+// Counts for one instruction of a kernel, summed over all launches.
+struct InstructionCount {
+    u64 threads = 0;  // executions by a thread
+    u64 warps = 0;    // executions by a warp, assuming that its threads converge wherever they can
+    // Accesses to global memory: bytes that threads request, and 32-byte sectors that contain them, per execution by a
+    // warp. Memory of peers is counted separately.
+    u64 bytes = 0, sectors = 0;
+    u64 peer_bytes = 0, peer_sectors = 0;
+    // Accesses to shared memory: wavefronts (passes over the banks), and the fewest that would do.
+    u64 wavefronts = 0, min_wavefronts = 0;
+    // Loads from global memory: how often a thread had to wait for a batch of loads that begins with this one, and the
+    // bytes of those batches.
+    u64 trips = 0, trip_bytes = 0;
+};
+
+struct KernelCount {
+    u64 launches = 0;  // on one rank each
+    u64 blocks = 0, warps = 0;
+    // Rows are loads of at least 16 bytes. Their bytes, and how often warps have waited for them; a warp waits as often
+    // as its thread that waits most.
+    u64 row_bytes = 0, row_trips = 0;
+    u64 max_block_barriers = 0;  // of any thread
+    std::vector<InstructionCount> instructions;
+};
+
+// How an instruction is shown.
+struct InstructionText {
+    u32 line;  // line of the PTX
+    std::string opcode;
+    std::string place;  // in the sources, with where it was inlined
+    std::string file;   // path of the innermost source file
+    u32 file_line;      // and the line there
+};
+
+class Counts {
+  public:
+    // Null while counting is off.
+    static std::shared_ptr<Counts> active();
+    // Starts counting from zero, or stops.
+    static void count(bool on);
+
+    // Declares memory that a rank owns. All other global memory belongs to the rank that accesses it.
+    void add_heap(u64 base, u64 bytes, u32 rank) { heaps_[base] = {base + bytes, rank}; }
+    bool is_peers(u64 address, u32 rank) const;
+
+    struct Kernel {
+        std::string target;
+        std::vector<InstructionText> texts;
+        KernelCount count;
+    };
+    // The counts of a kernel, by its symbol. If another module has that symbol too, the target is added to the name.
+    Kernel& of(const Module& module, const Function& entry);
+    const std::map<std::string, Kernel>& kernels() const { return kernels_; }
+
+  private:
+    struct Heap {
+        u64 end;
+        u32 rank;
+    };
+    std::map<u64, Heap> heaps_;
+    std::map<std::string, Kernel> kernels_;
+};
+
+}  // namespace deep_ep::ptx

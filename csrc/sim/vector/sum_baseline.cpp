@@ -1,0 +1,14 @@
+// Uses only what every CPU of the architecture has: SSE2, NEON, or plain registers.
+#define DEEP_EP_TARGET
+#define DEEP_EP_VECTOR_BYTES 16
+#include "sim/vector/sum_body.h"
+#include "sim/vector/sum_versions.h"
+
+namespace deep_ep::cpu {
+
+void sum_baseline(void* dst, const u8* const* src, const float* weights, unsigned n, const void* bias0,
+                  const void* bias1, size_t elements) {
+    sum(dst, src, weights, n, bias0, bias1, elements);
+}
+
+}  // namespace deep_ep::cpu
