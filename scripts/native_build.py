@@ -46,6 +46,8 @@ COMMON_FLAGS = (
     "-Wall",
     "-Wextra",
     "-Werror",
+    # The fibers of the executor are the threads of kernels (device/device.h).
+    '-DDEEP_EP_DEVICE_BODY="sim/device/body.h"',
     # The sources contain `#pragma unroll` for NVRTC.
     "-Wno-unknown-pragmas",
 )

@@ -106,8 +106,8 @@ struct WaitNote {
 
 }  // namespace deep_ep::device
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#include "device/cuda/body.h"
-#else
-#include "sim/device/body.h"
+// The build names another body where there is no GPU.
+#ifndef DEEP_EP_DEVICE_BODY
+#define DEEP_EP_DEVICE_BODY "device/cuda/body.h"
 #endif
+#include DEEP_EP_DEVICE_BODY

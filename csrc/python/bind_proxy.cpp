@@ -2,10 +2,10 @@
 #include <pybind11/stl.h>
 
 #include "host/heap/heap.h"
-#include "host/network/proxy/measure/own_cost.h"
 #include "host/network/proxy/measure/puts.h"
 #include "python/bindings.h"
 #include "sim/host/memory.h"
+#include "sim/network/proxy/own_cost.h"
 
 namespace py = pybind11;
 

@@ -27,7 +27,7 @@ HOST = ("host/heap", "host/control", "host/launch", "host/network")
 # A folder may include itself and those named here. Longer names are matched first.
 INCLUDES = {
     "wire": set(),
-    "device": {"sim/device", "wire"},  # device.h includes the body of its target
+    "device": {"wire"},
     "fabric": {"device", "wire"},
     "kernels/common": {"fabric", "device", "wire"},
     "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
@@ -40,10 +40,8 @@ INCLUDES = {
     "host/heap": {"wire"},
     "host/control": {"host/heap", "observe", "wire"},
     "host/launch": {"kernels/common"},
-    "host/network/ibgda": {"host/network", "host/heap", "sim/network/ibgda", "fabric", "wire"},
-    "host/network/proxy": {
-        *("host/network", "host/heap", "sim/network/proxy", "sim/executor", "observe", "fabric", "device", "wire")
-    },
+    "host/network/ibgda": {"host/network", "host/heap", "fabric", "wire"},
+    "host/network/proxy": {"host/network", "host/heap", "observe", "fabric", "wire"},
     "host/network": {"host/heap", "fabric", "wire"},
     "host/nvshmem": {"host/heap", "host/network", "wire"},
     "host/session": {*HOST, "kernels/common", "observe", "fabric", "wire"},
@@ -51,17 +49,16 @@ INCLUDES = {
     "host/modes/expand": {"host/session", "host/modes/normal", "kernels/expand", "wire"},
     "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
-    "host/cuda": {"host/heap", "host/launch"},
+    "host/cuda": {"host/heap", "host/launch", "observe"},
     # What stands in for hardware.
     "sim/executor": {"observe", "device", "wire"},
     "sim/vector": {"device", "wire"},
     "sim/device": {"device", "wire", "sim/executor", "sim/vector"},
     "sim/nic": {"host/network", "observe", "wire"},
-    "sim/network/ibgda": {
-        *("host/network/ibgda", "host/network", "host/heap", "sim/executor", "sim/nic", "fabric", "device", "wire")
+    "sim/network": {
+        *("host/network/proxy", "host/network/ibgda", "host/network", "host/heap", "sim/executor", "sim/nic"),
+        *("observe", "fabric", "device", "wire"),
     },
-    "sim/network/weak": {"host/network", "sim/executor", "sim/nic", "fabric", "device"},
-    "sim/network/proxy": {"host/network/proxy", "host/network", "sim/executor", "sim/nic", "observe", "device", "wire"},
     "sim/host": {*HOST, *EXECUTOR, "kernels", "observe", "fabric", "device"},
     "sim/ptx": {"sim/executor", "observe", "device", "wire"},
     "python": {
@@ -73,6 +70,7 @@ INCLUDES = {
         "sim/host",
         "host/cuda",
         "sim/ptx",
+        "sim/network",
         *EXECUTOR,
         *KERNELS,
         "sim/nic",

@@ -2,7 +2,7 @@
 
 #include <sched.h>
 
-#include <chrono>
+#include "observe/clock.h"
 
 namespace deep_ep::host {
 namespace {
@@ -10,19 +10,14 @@ namespace {
 constexpr uint64_t kForever = UINT64_MAX;
 constexpr unsigned kLooksPerCheck = 256;  // checks of the stream and of signals are slower than `ready`
 
-uint64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
-
 }  // namespace
 
 void StreamLauncher::wait(const std::function<bool()>& ready, const char* what) { wait_for(ready, what, kForever); }
 
 bool StreamLauncher::wait_for(const std::function<bool()>& ready, const char*, uint64_t nanoseconds) {
-    const uint64_t began = now_ns();
+    const uint64_t began = observe::monotonic_ns();
     for (unsigned looks = 1; !ready(); ++looks) {
-        if (nanoseconds != kForever && now_ns() - began >= nanoseconds) return false;
+        if (nanoseconds != kForever && observe::monotonic_ns() - began >= nanoseconds) return false;
         if (looks % kLooksPerCheck != 0) continue;
         check();
         sched_yield();

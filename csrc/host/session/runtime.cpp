@@ -1,10 +1,10 @@
 #include "host/session/runtime.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 
 #include "host/heap/host_word.h"
+#include "observe/clock.h"
 
 namespace deep_ep::host {
 namespace {
@@ -135,8 +135,7 @@ uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned
     if (left_) throw std::logic_error(std::string(kernel) + ": launched after its Buffer has been destroyed");
     const uint64_t serial = launcher_->launch(kernel, shape, blocks, launcher_->warps(), shared_bytes, args, bytes);
     latest_ = std::max(latest_.load(), serial);
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    launched_ns_ = static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
+    launched_ns_ = observe::monotonic_ns();
     return serial;
 }
 

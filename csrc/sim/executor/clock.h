@@ -1,7 +1,7 @@
 // The clock that kernels and waits use.
 #pragma once
 
-#include "sim/executor/futex.h"
+#include "observe/clock.h"
 #include "wire/types.h"
 
 namespace deep_ep::cpu {
@@ -9,7 +9,7 @@ namespace deep_ep::cpu {
 // Real time, or a world's virtual time, which stands still until nothing can run and then jumps to the next deadline.
 class Clock {
   public:
-    u64 now() const { return virtual_ ? time_ : monotonic_ns(); }
+    u64 now() const { return virtual_ ? time_ : observe::monotonic_ns(); }
     void make_virtual() {
         virtual_ = true;
         time_ = 1000000000;  // not 0, which may mean "never"

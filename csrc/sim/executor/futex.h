@@ -77,12 +77,6 @@ class Gate {
     std::atomic<uint32_t> open_{0};
 };
 
-inline uint64_t monotonic_ns() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
-}
-
 inline void cpu_relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

@@ -38,7 +38,7 @@ bool FreeThreads::wait(const HostWait& wait) {
         if (self.failure) self.failure->raise();
         if (wait.look()) return true;
         if (wait.deadline != kForever && scheduler_.clock.now() >= wait.deadline) return false;
-        if (check_is_due(wait, monotonic_ns())) {
+        if (check_is_due(wait, observe::monotonic_ns())) {
             check_interrupts();
         } else if (driving_) {
             sleep(self);
@@ -160,7 +160,7 @@ void FreeThreads::fail_all() {
 
 bool FreeThreads::rest(const HostWait& wait) {
     if (idle_rounds_++ < kSpins) return cpu_relax(), false;
-    const u64 now = monotonic_ns();
+    const u64 now = observe::monotonic_ns();
     if (idle_rounds_ == kSpins + 1) idle_since_ = now;
     if (now - idle_since_ < kAwake) {
         sched_yield();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "observe/clock.h"
 #include "sim/executor/executor.h"
 #include "sim/executor/futex.h"
 #include "sim/executor/scheduler.h"
@@ -42,7 +43,7 @@ class FreeThreads {
 
     std::function<void()> interrupt_check;
     // To be called when the calling thread has just checked signals elsewhere: its next check is a full interval away.
-    static void interrupts_are_checked() { last_interrupt_check_ = monotonic_ns(); }
+    static void interrupts_are_checked() { last_interrupt_check_ = observe::monotonic_ns(); }
 
   private:
     struct Sleeper {

@@ -9,6 +9,8 @@
 #include <chrono>
 #include <system_error>
 
+#include "observe/clock.h"
+
 namespace deep_ep::host {
 
 using namespace wire::control;
@@ -16,11 +18,6 @@ using namespace wire::control;
 namespace {
 
 constexpr int kWake = -1;  // among ranks
-
-u64 now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<u64>(std::chrono::nanoseconds(now).count());
-}
 
 void clear(int event) {
     u64 count;
@@ -200,12 +197,12 @@ void Mesh::serve() {
 
 void Mesh::serve_until_stopped() {
     u64 beaten = 0;
-    for (u64 looked = now_ns(); !stopping_.load();) {
+    for (u64 looked = observe::monotonic_ns(); !stopping_.load();) {
         const u64 due = beaten + kBeatNs;
         const std::vector<int> ready = wait(due > looked ? due - looked : 0);
         // Received data is read before silence is judged, and time in which this thread did not run is not silence:
         // this process may have been stopped, and the others with it.
-        const u64 now = now_ns();
+        const u64 now = observe::monotonic_ns();
         if (now - looked > 2 * kBeatNs) {
             const std::lock_guard<std::mutex> lock(mutex_);
             for (const auto& [rank, peer] : peers_) {
@@ -254,7 +251,7 @@ void Mesh::take(int rank) {
 }
 
 void Mesh::take(Peer& peer, Kind kind, std::string_view payload) {
-    peer.heard_ns = now_ns();
+    peer.heard_ns = observe::monotonic_ns();
     Question question{};
     if (kind == kMessage) {
         peer.messages.emplace_back(payload);

@@ -2,13 +2,8 @@
 
 #include <sched.h>
 
-#include <random>
-
 #include "host/network/looks.h"
-#include "host/network/proxy/libfabric.h"
-#include "sim/executor/executor.h"
-#include "sim/executor/futex.h"
-#include "sim/network/proxy/loopback.h"
+#include "observe/clock.h"
 
 namespace deep_ep::host::proxy {
 namespace {
@@ -27,24 +22,13 @@ void run_on(const std::vector<int>& cpus) {
     sched_setaffinity(0, sizeof(set), &set);
 }
 
-// Ranks that are threads of one process need no network library to reach each other.
-std::unique_ptr<Transport> transport_of(const NetworkPlace& place) {
-    if (!place.in_process) return make_libfabric(place);
-    const auto random = std::make_shared<std::mt19937>(static_cast<u32>(place.rank));
-    return std::make_unique<Loopback>(place, [random](u32 bound) { return static_cast<u32>((*random)() % bound); });
-}
-
 }  // namespace
 
-Thread::Thread(const NetworkPlace& place)
-    : ProxyNetwork(place, transport_of(place), {cpu::monotonic_ns, patience(place)}),
-      thread_([this, cpus = place.cpus] { run(cpus); }) {
-    if (!place.kernels_on_cpu) return;
-    helper_ = cpu::Executor::get().add_helper({[this] { return help(); }});
-}
+Thread::Thread(const NetworkPlace& place, std::unique_ptr<Transport> transport)
+    : ProxyNetwork(place, std::move(transport), {observe::monotonic_ns, patience(place)}),
+      thread_([this, cpus = place.cpus] { run(cpus); }) {}
 
 Thread::~Thread() {
-    if (helper_ >= 0) cpu::Executor::get().remove_helper(helper_);
     stopping_.store(true);
     thread_.join();
 }

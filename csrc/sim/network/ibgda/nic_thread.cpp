@@ -4,6 +4,7 @@
 #include <random>
 
 #include "host/network/looks.h"
+#include "observe/clock.h"
 #include "sim/executor/executor.h"
 
 namespace deep_ep::host {
@@ -20,7 +21,7 @@ nic::SendQueue::Random random_of(int rank) {
 }  // namespace
 
 NicThread::NicThread(const NetworkPlace& place)
-    : SoftNic(place, random_of(place.rank), cpu::monotonic_ns),
+    : SoftNic(place, random_of(place.rank), observe::monotonic_ns),
       kernels_on_cpu_(place.kernels_on_cpu),
       thread_([this] { kernels_on_cpu_ ? run_when_left_alone() : run(); }) {
     if (!kernels_on_cpu_) return;

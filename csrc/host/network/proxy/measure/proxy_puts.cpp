@@ -5,7 +5,7 @@
 #include "host/network/proxy/measure/puts.h"
 #include "host/network/proxy/progress.h"
 #include "host/network/proxy/thread.h"
-#include "sim/executor/futex.h"
+#include "observe/clock.h"
 
 namespace deep_ep::host::proxy {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 // A proxy that the waiting thread steps.
 class Stepped {
   public:
-    explicit Stepped(const NetworkPlace& place) : progress_(place, make_libfabric(place), {cpu::monotonic_ns, 0}) {}
+    explicit Stepped(const NetworkPlace& place) : progress_(place, make_libfabric(place), {observe::monotonic_ns, 0}) {}
     void* state() { return progress_.state(); }
     void step() { progress_.step(); }
 
@@ -23,7 +23,7 @@ class Stepped {
 
 class Threaded {
   public:
-    explicit Threaded(const NetworkPlace& place) : thread_(place) {}
+    explicit Threaded(const NetworkPlace& place) : thread_(place, make_libfabric(place)) {}
     void* state() { return thread_.state(); }
     void step() { sched_yield(); }
 

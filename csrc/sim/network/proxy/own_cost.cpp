@@ -1,4 +1,4 @@
-#include "host/network/proxy/measure/own_cost.h"
+#include "sim/network/proxy/own_cost.h"
 
 #include <sched.h>
 
@@ -11,7 +11,7 @@
 #include "host/network/looks.h"
 #include "host/network/proxy/measure/command_writer.h"
 #include "host/network/proxy/progress.h"
-#include "sim/executor/futex.h"
+#include "observe/clock.h"
 #include "sim/network/proxy/loopback.h"
 
 namespace deep_ep::host::proxy {
@@ -24,7 +24,7 @@ constexpr u64 kBytes = wire::kPieceBytes;
 // has seen all effects of the put; the release and acquire of the words that show these order the accesses.
 struct Stamps {
     std::atomic<u64> posted{0}, completed{0}, arrived{0};
-    static void set(std::atomic<u64>& stamp) { stamp.store(cpu::monotonic_ns(), std::memory_order_relaxed); }
+    static void set(std::atomic<u64>& stamp) { stamp.store(observe::monotonic_ns(), std::memory_order_relaxed); }
     static u64 take(std::atomic<u64>& stamp) { return stamp.exchange(0, std::memory_order_relaxed); }
 };
 
@@ -131,21 +131,21 @@ class Stepping {
 class Patience {
   public:
     void check() {
-        if (++looks_ % kLooks == 0 && cpu::monotonic_ns() > until_) {
+        if (++looks_ % kLooks == 0 && observe::monotonic_ns() > until_) {
             throw std::runtime_error("the proxy: no progress on a command for 60 seconds");
         }
     }
 
   private:
     static constexpr u32 kLooks = 1 << 16;
-    const u64 until_ = cpu::monotonic_ns() + 60'000'000'000;
+    const u64 until_ = observe::monotonic_ns() + 60'000'000'000;
     u32 looks_ = 0;
 };
 
 // Records the time at which a condition is first seen to hold.
 template <class Condition>
 void note(u64& when, const Condition& holds) {
-    if (when == 0 && holds()) when = cpu::monotonic_ns();
+    if (when == 0 && holds()) when = observe::monotonic_ns();
 }
 
 }  // namespace
@@ -154,14 +154,14 @@ OwnCost own_cost(const NetworkPlace& place, u32 puts) {
     OwnCost cost;
     Stamps stamps;
     const auto random = [engine = std::mt19937()](u32 bound) mutable { return static_cast<u32>(engine() % bound); };
-    Progress progress(place, std::make_unique<Stamped>(place, random, stamps), {cpu::monotonic_ns, 0});
+    Progress progress(place, std::make_unique<Stamped>(place, random, stamps), {observe::monotonic_ns, 0});
     const Stepping stepping(progress);
     CommandWriter commands(progress.state());
     const u64 at = place.layout.region_offset(0);
     const u64* const word = measured_word(place, kSelf);
     Patience patience;
     for (u64 put = 1; put <= puts; ++put) {
-        const u64 begin = cpu::monotonic_ns();
+        const u64 begin = observe::monotonic_ns();
         commands.put(kSelf, kMeasuredWord, at, at + kBytes, kBytes);
         u64 signalled = 0, retired = 0;
         while (signalled == 0 || retired == 0) {
@@ -178,17 +178,17 @@ OwnCost own_cost(const NetworkPlace& place, u32 puts) {
 }
 
 double command_rate(const NetworkPlace& place, u32 count) {
-    Progress progress(place, std::make_unique<AtOnce>(), {cpu::monotonic_ns, 0});
+    Progress progress(place, std::make_unique<AtOnce>(), {observe::monotonic_ns, 0});
     const Stepping stepping(progress);
     CommandWriter commands(progress.state());
     const u64* const word = measured_word(place, kSelf);
     Patience patience;
-    const u64 at = place.layout.region_offset(0), begin = cpu::monotonic_ns();
+    const u64 at = place.layout.region_offset(0), begin = observe::monotonic_ns();
     for (u32 posted = 0; posted < count; patience.check()) {
         if (commands.put(kSelf, kMeasuredWord, at, at + kBytes, kBytes)) ++posted;
     }
     while (commands.retired() != count || puts_in_word(word) != count) patience.check();
-    return count / (static_cast<double>(cpu::monotonic_ns() - begin) / 1e9);
+    return count / (static_cast<double>(observe::monotonic_ns() - begin) / 1e9);
 }
 
 }  // namespace deep_ep::host::proxy
