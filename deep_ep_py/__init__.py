@@ -3,8 +3,8 @@
 import importlib
 from typing import Any
 
-from deep_ep_py import absent
 from deep_ep_py._version import __version__
+from deep_ep_py.base import absent
 
 try:
     import torch
@@ -13,13 +13,13 @@ except ModuleNotFoundError as error:
         "deep_ep_py needs PyTorch but does not choose a build of it for you: run `pip install torch` first"
     ) from error
 
+from deep_ep_py.base.config import Config
+from deep_ep_py.base.events import EventHandle, EventOverlap
+from deep_ep_py.base.logs import configure as _configure_logs
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.config import Config
-from deep_ep_py.core.events import EventHandle, EventOverlap
-from deep_ep_py.core.logs import configure as _configure_logs
 from deep_ep_py.errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
-from deep_ep_py.topology.link import Link
-from deep_ep_py.topology.nic import NicOptions
+from deep_ep_py.transport.topology.link import Link
+from deep_ep_py.transport.topology.nic import NicOptions
 from deep_ep_py.v2.domains import get_logical_domain_size, get_physical_domain_size
 from deep_ep_py.v2.elastic import ElasticBuffer
 from deep_ep_py.v2.handle import EPHandle

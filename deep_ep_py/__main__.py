@@ -11,16 +11,16 @@ from deep_ep_py.device.hardware_queues import restart_with_queues
 
 # A command's module is imported only when the command is invoked: each needs packages that the others do not.
 _COMMANDS = {
-    "bench": "deep_ep_py.bench.cli",
-    "bench-posting": "deep_ep_py.bench.posting",
-    "bench-proxy": "deep_ep_py.bench.proxy",
-    "canary": "deep_ep_py.cli.canary",
-    "compile": "deep_ep_py.cli.compile",
-    "doctor": "deep_ep_py.cli.doctor",
-    "profile": "deep_ep_py.profile.cli",
-    "rates": "deep_ep_py.bench.rates",
-    "shim": "deep_ep_py.cli.shim",
-    "trace": "deep_ep_py.trace.cli",
+    "bench": "deep_ep_py.tools.bench.cli",
+    "bench-posting": "deep_ep_py.tools.bench.posting",
+    "bench-proxy": "deep_ep_py.tools.bench.proxy",
+    "canary": "deep_ep_py.tools.cli.canary",
+    "compile": "deep_ep_py.tools.cli.compile",
+    "doctor": "deep_ep_py.tools.cli.doctor",
+    "profile": "deep_ep_py.tools.profile.cli",
+    "rates": "deep_ep_py.tools.bench.rates",
+    "shim": "deep_ep_py.tools.cli.shim",
+    "trace": "deep_ep_py.tools.trace.cli",
 }
 
 
@@ -60,8 +60,8 @@ def _print_version(context: click.Context, option: click.Parameter, value: bool)
     import torch
 
     from deep_ep_py._version import __version__
-    from deep_ep_py.core.native import BUILD
-    from deep_ep_py.core.sources import sources_hash
+    from deep_ep_py.base.native import BUILD
+    from deep_ep_py.base.sources import sources_hash
 
     click.echo(f"deep_ep_py {__version__}, build {BUILD}, torch {torch.__version__}, kernels {sources_hash()[:12]}")
     context.exit()

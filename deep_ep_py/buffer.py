@@ -14,18 +14,14 @@ from weakref import finalize
 
 import torch
 
-from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.bootstrap.groups import make_bootstrap
-from deep_ep_py.bootstrap.start import connect
-from deep_ep_py.bootstrap.together import attempt
-from deep_ep_py.core import arguments
-from deep_ep_py.core.config import Config
-from deep_ep_py.core.events import EventHandle, EventOverlap
-from deep_ep_py.core.native import C
-from deep_ep_py.core.not_copied import NotCopied
-from deep_ep_py.core.one_thread import after_other_threads, by_one_thread
-from deep_ep_py.core.results import Combined, Dispatched, DispatchLayout
-from deep_ep_py.core.texts import size_text
+from deep_ep_py.base import arguments
+from deep_ep_py.base.config import Config
+from deep_ep_py.base.events import EventHandle, EventOverlap
+from deep_ep_py.base.native import C
+from deep_ep_py.base.not_copied import NotCopied
+from deep_ep_py.base.one_thread import after_other_threads, by_one_thread
+from deep_ep_py.base.results import Combined, Dispatched, DispatchLayout
+from deep_ep_py.base.texts import size_text
 from deep_ep_py.device.device import Device
 from deep_ep_py.device.make import make_device
 from deep_ep_py.errors import DeepEPError, brief
@@ -34,15 +30,19 @@ from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.handles import Handle
 from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
-from deep_ep_py.nvshmem.choice import choose_memory
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of
-from deep_ep_py.topology.agreement import agree
-from deep_ep_py.topology.gpus import Apart
-from deep_ep_py.topology.link import Link
-from deep_ep_py.topology.nic import NicOptions
-from deep_ep_py.topology.topology import Topology
-from deep_ep_py.trace.recording import Recording, start_if_asked
+from deep_ep_py.session.timeline.recording import Recording, start_if_asked
+from deep_ep_py.transport.bootstrap.connections import Connections
+from deep_ep_py.transport.bootstrap.groups import make_bootstrap
+from deep_ep_py.transport.bootstrap.start import connect
+from deep_ep_py.transport.bootstrap.together import attempt
+from deep_ep_py.transport.nvshmem.choice import choose_memory
+from deep_ep_py.transport.topology.agreement import agree
+from deep_ep_py.transport.topology.gpus import Apart
+from deep_ep_py.transport.topology.link import Link
+from deep_ep_py.transport.topology.nic import NicOptions
+from deep_ep_py.transport.topology.topology import Topology
 from deep_ep_py.v1.runtime import Runtime
 from deep_ep_py.v1.surface import V1Surface
 
@@ -664,7 +664,8 @@ class Buffer(V1Surface, NotCopied):
         Returns
         -------
         list of dict
-            `time_ns`, `source`, `destination`, `queue`, `opcode`, `bytes`; see `deep_ep_py.topology.nic.save_trace`.
+            `time_ns`, `source`, `destination`, `queue`, `opcode`, `bytes`; see
+            `deep_ep_py.transport.topology.nic.save_trace`.
         """
         self._engine.check_usable()
         names = ("time_ns", "source", "destination", "queue", "opcode", "bytes")

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from deep_ep_py.core.files import write_json  # noqa: E402
+from deep_ep_py.base.files import write_json  # noqa: E402
 from ptx_arguments import argument_for  # noqa: E402
 from ptx_mutants import RecordingImages, catch, look  # noqa: E402
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from builds import BUILD, EXAMPLES, INTERPRETED, SANITIZED
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.device.hardware_queues import needs_restart, restart_with_queues
 from interpreted import interpreted
 from native_programs import NvshmemDoubles, build_driver_double

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from benchmarks.gpu_lab import probe
-from deep_ep_py.core.native import C
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.base.native import C
+from deep_ep_py.base.options import OutputFile
 
 BOUNDARY = (
     "One thread of a kernel changes a word for half a second while the host changes it too. Adds 0: the kernel adds 0, "

@@ -10,7 +10,7 @@ import click
 import torch
 
 from benchmarks.gpu_lab import probe, sizes
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.base.options import OutputFile
 from deep_ep_py.testing import run_ranks
 
 BOUNDARY = (

@@ -56,9 +56,9 @@ def serve(group: Any) -> None:
     import torch
 
     import deep_ep_py as deep_ep
-    from deep_ep_py.bench import gpu_timing
-    from deep_ep_py.bench.kernel_times import KernelTimes
-    from deep_ep_py.bootstrap.groups import make_bootstrap
+    from deep_ep_py.tools.bench import gpu_timing
+    from deep_ep_py.tools.bench.kernel_times import KernelTimes
+    from deep_ep_py.transport.bootstrap.groups import make_bootstrap
 
     ranks = make_bootstrap(group)
     tokens, hidden = sizes.NORMAL_TOKENS, sizes.HIDDEN

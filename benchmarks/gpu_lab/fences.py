@@ -9,9 +9,9 @@ import click
 import torch
 
 from benchmarks.gpu_lab import probe
-from deep_ep_py.core.native import C
-from deep_ep_py.core.options import OutputFile
-from deep_ep_py.jit import has_bulk_copies
+from deep_ep_py.base.native import C
+from deep_ep_py.base.options import OutputFile
+from deep_ep_py.device.jit import has_bulk_copies
 
 BOUNDARY = (
     "Cycles of the SM's clock that a thread of the first block waits for an operation, the mean of 64; the work of "

@@ -36,8 +36,8 @@ def be_a_rank() -> dict[str, Any]:
 
     import deep_ep_py as deep_ep
     from cases import Case
-    from deep_ep_py.bench.gpu_ranks import gpu_per_rank
-    from deep_ep_py.bootstrap.groups import make_bootstrap
+    from deep_ep_py.tools.bench.gpu_ranks import gpu_per_rank
+    from deep_ep_py.transport.bootstrap.groups import make_bootstrap
     from gpu_ranks import make_warm
     from harness import Trial, dispatch_arguments, left_out
 

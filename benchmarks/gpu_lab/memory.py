@@ -8,8 +8,8 @@ import click
 import torch
 
 from benchmarks.gpu_lab import probe
-from deep_ep_py.core.native import C
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.base.native import C
+from deep_ep_py.base.options import OutputFile
 
 BOUNDARY = (
     "Bytes read plus bytes written per second, by events around one operation on memory that no cache holds; the "

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.bench.machine import describe_machine
-from deep_ep_py.core.native import C
-from deep_ep_py.core.sources import include_root
-from deep_ep_py.jit import CompiledKernel, Kernel, Shape, compile_kernel
+from deep_ep_py.base.native import C
+from deep_ep_py.base.sources import include_root
+from deep_ep_py.device.jit import CompiledKernel, Kernel, Shape, compile_kernel
+from deep_ep_py.tools.bench.machine import describe_machine
 
 FOLDER = Path(__file__).resolve().parent
 NO_SHAPE = (0, 0, 0)

@@ -11,8 +11,8 @@ import click
 import torch
 
 from benchmarks.gpu_lab import probe
-from deep_ep_py.core import choices
-from deep_ep_py.core.options import OutputFile
+from deep_ep_py.base import choices
+from deep_ep_py.base.options import OutputFile
 from deep_ep_py.device.cuda import CudaDevice
 
 BOUNDARY = (

@@ -1,4 +1,4 @@
-// All kernels. deep_ep_py/jit/registry.py has the same list for GPUs.
+// All kernels. deep_ep_py/device/jit/registry.py has the same list for GPUs.
 #pragma once
 
 #include "kernels/expand/columns.h"

@@ -8,11 +8,11 @@ from deep_ep_py import (
     EPHandle,
     EventHandle,
     EventOverlap,
-    absent,
     get_logical_domain_size,
     get_physical_domain_size,
     topk_idx_t,
 )
+from deep_ep_py.base import absent
 
 from . import cpp as _C
 from . import utils

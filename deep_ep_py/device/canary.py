@@ -45,9 +45,9 @@ class _Gpu:
     def __init__(self) -> None:
         import torch
 
-        from deep_ep_py.core.native import C
-        from deep_ep_py.jit import KERNELS, KernelCache, Shape
-        from deep_ep_py.jit.compiler import check_driver
+        from deep_ep_py.base.native import C
+        from deep_ep_py.device.jit import KERNELS, KernelCache, Shape
+        from deep_ep_py.device.jit.compiler import check_driver
 
         self.cuda = C.cuda
         self.context = C.cuda.Context(torch.cuda.current_device() if torch.cuda.is_available() else 0)

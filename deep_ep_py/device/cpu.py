@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
-from deep_ep_py.core.cgroups import free_memory, memory_limit
-from deep_ep_py.core.events import EventHandle
-from deep_ep_py.core.gpus import GpuAnswer
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.core.native import C
+from deep_ep_py.base.cgroups import free_memory, memory_limit
+from deep_ep_py.base.events import EventHandle
+from deep_ep_py.base.gpus import GpuAnswer
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.base.native import C
 from deep_ep_py.device.device import Compiling, Shape
 from deep_ep_py.errors import DeepEPError
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.core import arguments, choices
-from deep_ep_py.core.events import EventHandle
-from deep_ep_py.core.gpus import DRIVER, SAME_GPU, GpuAnswer, answer_of, name_of_gpu
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments, choices
+from deep_ep_py.base.events import EventHandle
+from deep_ep_py.base.gpus import DRIVER, SAME_GPU, GpuAnswer, answer_of, name_of_gpu
+from deep_ep_py.base.native import C
 from deep_ep_py.device import nvml
 from deep_ep_py.device.device import Compiling, MakeLauncher, Shape
 from deep_ep_py.device.rates import Rates, rates_file
@@ -119,7 +119,7 @@ class CudaDevice:
 
     @cached_property
     def _rates(self) -> Rates | None:
-        from deep_ep_py.jit.cache import default_folder
+        from deep_ep_py.device.jit.cache import default_folder
 
         try:
             return Rates.load(rates_file(default_folder(), self.name, self.copies, self._linked))
@@ -251,9 +251,9 @@ class CudaDevice:
                 self._load(missing, shape)
 
     def _load(self, missing: list[str], shape: Shape) -> None:
-        from deep_ep_py.jit import GATHERED, KERNELS, KernelCache
-        from deep_ep_py.jit import Shape as StaticShape
-        from deep_ep_py.jit.compiler import check_driver
+        from deep_ep_py.device.jit import GATHERED, KERNELS, KernelCache
+        from deep_ep_py.device.jit import Shape as StaticShape
+        from deep_ep_py.device.jit.compiler import check_driver
 
         check_driver(C.cuda.driver_version())
         wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
@@ -311,14 +311,14 @@ class CudaDevice:
 
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:
-        from deep_ep_py.jit import KERNELS
+        from deep_ep_py.device.jit import KERNELS
 
         return shape if KERNELS[name].takes_shape else (0, 0, 0)
 
 
 def bulk_copies(architecture: str) -> bool:
     """Return whether kernels use bulk copies for rows: if the GPU has them and the environment does not say no."""
-    from deep_ep_py.jit import has_bulk_copies
+    from deep_ep_py.device.jit import has_bulk_copies
 
     return choices.chosen(choices.COPIES) == "bulk" and has_bulk_copies(architecture)
 

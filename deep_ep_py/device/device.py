@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from deep_ep_py.core.events import EventHandle
-from deep_ep_py.core.gpus import GpuAnswer
-from deep_ep_py.core.native import C
+from deep_ep_py.base.events import EventHandle
+from deep_ep_py.base.gpus import GpuAnswer
+from deep_ep_py.base.native import C
 
 Shape = tuple[int, int, int]
 """The values that kernels are compiled for: ranks, bytes of a row, top-k."""

@@ -10,7 +10,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from deep_ep_py.core.gpus import NVML, GpuAnswer, answer_of, name_of_gpu
+from deep_ep_py.base.gpus import NVML, GpuAnswer, answer_of, name_of_gpu
 
 LIBRARY = "libnvidia-ml.so.1"
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from deep_ep_py.bootstrap.together import attempt
+from deep_ep_py.base import arguments
+from deep_ep_py.base.arguments import ROW_ALIGNMENT
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core import arguments
-from deep_ep_py.core.arguments import ROW_ALIGNMENT
 from deep_ep_py.eplb.placement import Placement, checked_layer, checked_placement
+from deep_ep_py.transport.bootstrap.together import attempt
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.eplb.placement import Placement, checked_layer, checked_placement
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deep_ep_py.base.kept import kept
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.kept import kept
 from deep_ep_py.eplb.exchange import ExpertRows, agree, experts_held, on_ranks_left, send
 from deep_ep_py.eplb.placement import Placement
 from deep_ep_py.errors import DeepEPError

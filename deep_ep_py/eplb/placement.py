@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 
 
 @dataclass(frozen=True, eq=False)

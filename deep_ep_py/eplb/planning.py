@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.eplb.greedy import Floats, Ints, pack, per_replica, replicate
 from deep_ep_py.eplb.loads import checked_loads
 from deep_ep_py.eplb.placement import Placement, checked_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.eplb.placement import Placement, checked_layer, checked_placement
 
 

@@ -10,10 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deep_ep_py.bench.timing import summary
 from deep_ep_py.examples.demo_check import BOUND
 from deep_ep_py.examples.demo_config import DemoConfig
 from deep_ep_py.examples.picture import pyplot_for, save_picture
+from deep_ep_py.tools.bench.timing import summary
 
 _COLORS = {"gate": "#9aa5b1", "layout": "#4c9f70", "dispatch": "#0b6e4f", "experts": "#9aa5b1", "combine": "#0b6e4f"}
 

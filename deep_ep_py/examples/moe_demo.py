@@ -16,18 +16,18 @@ import click
 import torch
 import torch.distributed as dist
 
-from deep_ep_py.bench.launch import RankContext, launch, torchrun_rank
-from deep_ep_py.bench.processes import RankFailed
-from deep_ep_py.bench.progress import BenchProgress, make_console
-from deep_ep_py.bench.routing import require_groups
-from deep_ep_py.bench.timing import Stopwatch
-from deep_ep_py.core.options import PICTURES, OutputFile
+from deep_ep_py.base.options import PICTURES, OutputFile
 from deep_ep_py.examples.demo_check import compare, reference
 from deep_ep_py.examples.demo_config import DemoConfig
 from deep_ep_py.examples.demo_report import plot_demo, print_demo
 from deep_ep_py.examples.moe_layer import ExpertParallelMoE, Gate
 from deep_ep_py.examples.text import embed_bytes, read_text
 from deep_ep_py.moe import Experts
+from deep_ep_py.tools.bench.launch import RankContext, launch, torchrun_rank
+from deep_ep_py.tools.bench.processes import RankFailed
+from deep_ep_py.tools.bench.progress import BenchProgress, make_console
+from deep_ep_py.tools.bench.routing import require_groups
+from deep_ep_py.tools.bench.timing import Stopwatch
 
 _BF16_BYTES = 2
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
-from deep_ep_py.bench.routing import generator, limit_to_groups
+from deep_ep_py.tools.bench.routing import generator, limit_to_groups
 
 if TYPE_CHECKING:
     from deep_ep_py import Buffer

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from deep_ep_py.core.pictures import INSTALL_HINT, can_plot, get_pyplot
+from deep_ep_py.base.pictures import INSTALL_HINT, can_plot, get_pyplot
 
 
 def pyplot_for(console: Console) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from deep_ep_py.bench.routing import generator
+from deep_ep_py.tools.bench.routing import generator
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CONTEXT = 4

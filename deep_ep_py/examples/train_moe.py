@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from deep_ep_py.bench.launch import RankContext, launch, torchrun_rank
-from deep_ep_py.bench.processes import RankFailed
-from deep_ep_py.bench.progress import BenchProgress, make_console
-from deep_ep_py.core.options import PICTURES, OutputFile
+from deep_ep_py.base.options import PICTURES, OutputFile
 from deep_ep_py.examples.text import read_repository
 from deep_ep_py.examples.train_model import Batches, ByteModel, OneProcessMoE, TrainConfig
 from deep_ep_py.examples.train_report import plot_training, print_training, verdict
 from deep_ep_py.moe import Gate, MoELayer
+from deep_ep_py.tools.bench.launch import RankContext, launch, torchrun_rank
+from deep_ep_py.tools.bench.processes import RankFailed
+from deep_ep_py.tools.bench.progress import BenchProgress, make_console
 
 _BF16_BYTES = 2
 _EPS, _SLOW_STEPS = 1e-3, 20

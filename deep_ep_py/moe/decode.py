@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from deep_ep_py import ops
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
+from deep_ep_py.device.rowwise.fp8 import PACKED
+from deep_ep_py.device.rowwise.torch_kernels import GROUP
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.moe.packed import PackedExperts
 from deep_ep_py.ops.registry import buffer_of
-from deep_ep_py.rowwise.fp8 import PACKED
-from deep_ep_py.rowwise.torch_kernels import GROUP
 
 
 class DecodeLayer(nn.Module):

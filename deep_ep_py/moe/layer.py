@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deep_ep_py import ops
-from deep_ep_py.core.arguments import MAX_EXPERTS, describe
+from deep_ep_py.base.arguments import MAX_EXPERTS, describe
 from deep_ep_py.moe.grouped import grouped_linear
 from deep_ep_py.moe.permute import permute, sort_by_expert, unpermute
 from deep_ep_py.ops.registry import buffer_of

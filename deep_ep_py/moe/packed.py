@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deep_ep_py.core.arguments import describe, shaped
+from deep_ep_py.base.arguments import describe, shaped
+from deep_ep_py.device.rowwise.fp8 import per_token_cast_back
 from deep_ep_py.moe.layer import Experts
-from deep_ep_py.rowwise.fp8 import per_token_cast_back
 
 
 def swiglu(x: Tensor, scales: Tensor | None, gate_and_up: Tensor, down: Tensor) -> Tensor:

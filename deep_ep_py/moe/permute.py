@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deep_ep_py.rowwise.kernels import kernels_for
+from deep_ep_py.device.rowwise.kernels import kernels_for
 
 
 class Permutation(NamedTuple):

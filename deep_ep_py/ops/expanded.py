@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deep_ep_py.base.arguments import MAX_TOKENS, integer
+from deep_ep_py.base.events import Streams
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.arguments import MAX_TOKENS, integer
-from deep_ep_py.core.events import Streams
 from deep_ep_py.modes.normal.expanded import Expand, Expanded
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.ops.expanded_routes import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from deep_ep_py.base.arguments import tensor
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.normal.counted import Choices
 from deep_ep_py.modes.normal.expanded import Expanded
 from deep_ep_py.modes.normal.handles import DispatchRecord

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deep_ep_py.base.arguments import tensor
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.low_latency.handles import Handle, Origin
 from deep_ep_py.modes.low_latency.plans import scales_memory, scales_of
 from deep_ep_py.modes.low_latency.sizes import Sizes

@@ -6,8 +6,8 @@ import itertools
 import threading
 import weakref
 
+from deep_ep_py.base import arguments
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core import arguments
 from deep_ep_py.v2.elastic import ElasticBuffer, buffer_under
 
 _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from deep_ep_py.base.arguments import tensor
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.normal.handles import DispatchRecord, Handle, record_of
 from deep_ep_py.modes.normal.plans import TwoHopPlan, way_of
 from deep_ep_py.ops.registry import serial_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deep_ep_py.base.arguments import ROW_ALIGNMENT, describe, flag
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core.arguments import ROW_ALIGNMENT, describe, flag
-from deep_ep_py.rowwise.fp8 import per_token_cast_back, per_token_cast_to_fp8
-from deep_ep_py.rowwise.torch_kernels import GROUP
+from deep_ep_py.device.rowwise.fp8 import per_token_cast_back, per_token_cast_to_fp8
+from deep_ep_py.device.rowwise.torch_kernels import GROUP
 
 
 def check_types(group: object, fp8: object = False, **tensors: object) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.bootstrap.groups import Bootstrap
-from deep_ep_py.core.arguments import difference
-from deep_ep_py.core.native import C
+from deep_ep_py.base.arguments import difference
+from deep_ep_py.base.native import C
+from deep_ep_py.transport.bootstrap.connections import Connections
+from deep_ep_py.transport.bootstrap.groups import Bootstrap
 
 _PAUSE = 0.002
 

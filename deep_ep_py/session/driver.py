@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 _EXIT_SECONDS = 5.0
 """How long an exiting process waits for calls whose peers may not arrive."""

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.bootstrap.groups import Bootstrap
-from deep_ep_py.core import choices
-from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
-from deep_ep_py.core.kept import kept
-from deep_ep_py.core.logs import OperationLog
-from deep_ep_py.core.native import C
-from deep_ep_py.core.not_copied import NotCopied
-from deep_ep_py.core.one_thread import Occupancy
+from deep_ep_py.base import choices
+from deep_ep_py.base.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.base.kept import kept
+from deep_ep_py.base.logs import OperationLog
+from deep_ep_py.base.native import C
+from deep_ep_py.base.not_copied import NotCopied
+from deep_ep_py.base.one_thread import Occupancy
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError, brief
 from deep_ep_py.session.call_notes import exchange_among, mismatch_text
@@ -35,11 +33,13 @@ from deep_ep_py.session.needs import Needs
 from deep_ep_py.session.opening import Opening, TellingOthers
 from deep_ep_py.session.recovery import ranks_of, recover
 from deep_ep_py.session.setup_ranks import MemoryPlan, make_runtime
-from deep_ep_py.topology.membership import Membership, name_of
-from deep_ep_py.topology.topology import Topology
+from deep_ep_py.transport.bootstrap.connections import Connections
+from deep_ep_py.transport.bootstrap.groups import Bootstrap
+from deep_ep_py.transport.topology.membership import Membership, name_of
+from deep_ep_py.transport.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from deep_ep_py.nvshmem.memory import NvshmemMemory
+    from deep_ep_py.transport.nvshmem.memory import NvshmemMemory
 
 _log = logging.getLogger("deep_ep_py")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deep_ep_py.bootstrap.silence import silent_text, unheard_text
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
+from deep_ep_py.transport.bootstrap.silence import silent_text, unheard_text
 
 
 def error_of(

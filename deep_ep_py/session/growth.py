@@ -16,12 +16,12 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import CudaError, DeepEPError
+from deep_ep_py.transport.bootstrap.connections import Connections
 
 if TYPE_CHECKING:
-    from deep_ep_py.bootstrap.groups import Bootstrap
+    from deep_ep_py.transport.bootstrap.groups import Bootstrap
 
 _log = logging.getLogger("deep_ep_py")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError
 
 _GONE_SECONDS = 5.0

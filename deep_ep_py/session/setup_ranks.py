@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deep_ep_py.bootstrap.connections import EXCHANGE_SECONDS, Connections
-from deep_ep_py.bootstrap.groups import Bootstrap
-from deep_ep_py.bootstrap.start import exchange_heaps
-from deep_ep_py.core import arguments
-from deep_ep_py.core.environment import TIMEOUT
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.environment import TIMEOUT
+from deep_ep_py.base.native import C
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError
-from deep_ep_py.topology.membership import name_of
-from deep_ep_py.topology.topology import Topology
+from deep_ep_py.transport.bootstrap.connections import EXCHANGE_SECONDS, Connections
+from deep_ep_py.transport.bootstrap.groups import Bootstrap
+from deep_ep_py.transport.bootstrap.start import exchange_heaps
+from deep_ep_py.transport.topology.membership import name_of
+from deep_ep_py.transport.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from deep_ep_py.nvshmem.memory import NvshmemMemory
+    from deep_ep_py.transport.nvshmem.memory import NvshmemMemory
 
 _log = logging.getLogger("deep_ep_py")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.core import choices
+from deep_ep_py.base import choices
 from deep_ep_py.device.hardware_queues import QUEUES, VARIABLE, provide_hardware_queues
 from deep_ep_py.errors import DeepEPTimeout, PeerFailed
 from deep_ep_py.testing.one_launch import OneLaunch

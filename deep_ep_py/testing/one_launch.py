@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 
 class OneLaunch:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import PeerFailed, SimtError
 from deep_ep_py.testing.free_ranks import FreeWorld, add_note, run_free
 

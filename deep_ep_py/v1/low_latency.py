@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.native import C
-from deep_ep_py.core.one_thread import by_one_thread
-from deep_ep_py.core.results import LowLatencyCombined, LowLatencyDispatched
+from deep_ep_py.base import arguments
+from deep_ep_py.base.native import C
+from deep_ep_py.base.one_thread import by_one_thread
+from deep_ep_py.base.results import LowLatencyCombined, LowLatencyDispatched
 from deep_ep_py.modes.low_latency import operations
 from deep_ep_py.modes.low_latency.handles import Handle, origin_of
 from deep_ep_py.modes.low_latency.operations import CombineArguments, DispatchArguments, Ending

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.session.recovery import ranks_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 
 if TYPE_CHECKING:
     from deep_ep_py.buffer import Buffer

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.config import Config
-from deep_ep_py.core.events import EventHandle, EventOverlap
-from deep_ep_py.core.kept import kept
+from deep_ep_py.base import arguments
+from deep_ep_py.base.config import Config
+from deep_ep_py.base.events import EventHandle, EventOverlap
+from deep_ep_py.base.kept import kept
 from deep_ep_py.v1.low_latency import LowLatencySurface
 from deep_ep_py.v1.masks import MaskSurface
 

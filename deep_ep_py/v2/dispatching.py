@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.events import Streams
-from deep_ep_py.core.results import ElasticDispatched
+from deep_ep_py.base import arguments
+from deep_ep_py.base.events import Streams
+from deep_ep_py.base.results import ElasticDispatched
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.counted import ReceivedCounts
 from deep_ep_py.modes.normal.expanded import Expand, Placement, ScaleColumns
@@ -19,7 +19,7 @@ from deep_ep_py.v2.handle import EPHandle
 from deep_ep_py.v2.one_by_one import dispatch_choices
 
 if TYPE_CHECKING:
-    from deep_ep_py.core.config import Config
+    from deep_ep_py.base.config import Config
     from deep_ep_py.session.engine import Engine
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from deep_ep_py.bootstrap.groups import make_bootstrap
-from deep_ep_py.bootstrap.machines import machine_name
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
+from deep_ep_py.transport.bootstrap.groups import make_bootstrap
+from deep_ep_py.transport.bootstrap.machines import machine_name
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.bootstrap.groups import make_bootstrap
-from deep_ep_py.bootstrap.together import attempt, raise_together, told_of
+from deep_ep_py.base import arguments
+from deep_ep_py.base.config import Config
+from deep_ep_py.base.events import EventHandle, EventOverlap
+from deep_ep_py.base.not_copied import NotCopied
+from deep_ep_py.base.one_thread import by_one_thread
+from deep_ep_py.base.results import Combined, ElasticDispatched
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.core import arguments
-from deep_ep_py.core.config import Config
-from deep_ep_py.core.events import EventHandle, EventOverlap
-from deep_ep_py.core.not_copied import NotCopied
-from deep_ep_py.core.one_thread import by_one_thread
-from deep_ep_py.core.results import Combined, ElasticDispatched
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.modes.normal.counted import Choices
 from deep_ep_py.modes.normal.operations import CombineArguments, PendingCombine
+from deep_ep_py.transport.bootstrap.groups import make_bootstrap
+from deep_ep_py.transport.bootstrap.together import attempt, raise_together, told_of
 from deep_ep_py.v2.barrier import barrier
 from deep_ep_py.v2.barrier import prepare as prepare_barrier
 from deep_ep_py.v2.dispatching import Routed, dispatch_again, dispatch_anew

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.modes.normal.counted import ReceivedCounts
 from deep_ep_py.modes.normal.expanded import Expanded
 from deep_ep_py.modes.normal.handles import DispatchRecord
 from deep_ep_py.v2.one_by_one import OneByOne
 
 if TYPE_CHECKING:
-    from deep_ep_py.core.config import Config
+    from deep_ep_py.base.config import Config
 
 
 class EPHandle:

@@ -21,8 +21,8 @@ from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArgumen
 from deep_ep_py.modes.normal.plans import way_of
 
 if TYPE_CHECKING:
-    from deep_ep_py.core.config import Config
-    from deep_ep_py.core.events import EventOverlap, Streams
+    from deep_ep_py.base.config import Config
+    from deep_ep_py.base.events import EventOverlap, Streams
     from deep_ep_py.modes.normal.handles import DispatchRecord
     from deep_ep_py.session.engine import Engine
     from deep_ep_py.v2.handle import EPHandle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.native import C
 
 ALIGNMENT = 2 << 20
 """Of a size hint, as in V2."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.base import arguments
+from deep_ep_py.base.events import EventHandle, EventOverlap, Streams
 
 
 def streams(

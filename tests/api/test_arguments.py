@@ -12,8 +12,8 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.core import arguments
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.native import C
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 

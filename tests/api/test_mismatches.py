@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import deep_ep_py as deep_ep
-from deep_ep_py.core.arguments import difference, ranks_text
+from deep_ep_py.base.arguments import difference, ranks_text
 from deep_ep_py.testing import run_ranks
 
 RANKS, ODD = 4, 2

@@ -16,7 +16,7 @@ import low_latency
 from cases import BY_NAME
 from decode import make_layer, routed
 from deep_ep_py import eplb, moe, ops
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 from low_latency import Sizes, Work

@@ -10,7 +10,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME, Case
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 import deep_ep_py as deep_ep
 from cases import Case, build
 from deep_ep_py import __main__ as command_line
-from deep_ep_py.core.arguments import describe
-from deep_ep_py.core.native import C
+from deep_ep_py.base.arguments import describe
+from deep_ep_py.base.native import C
 from deep_ep_py.device import cpu
 from deep_ep_py.errors import brief
 from deep_ep_py.modes.normal import rows

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from deep_ep_py import DeepEPError
-from deep_ep_py.bootstrap import start
-from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.bootstrap.start import connect
+from deep_ep_py.transport.bootstrap import start
+from deep_ep_py.transport.bootstrap.connections import Connections
+from deep_ep_py.transport.bootstrap.start import connect
 
 pytestmark = pytest.mark.once
 RANKS = 3

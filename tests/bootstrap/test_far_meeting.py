@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from deep_ep_py import DeepEPError
-from deep_ep_py.bootstrap import far_meeting
-from deep_ep_py.bootstrap.far_meeting import FarMeeting, Met, Place
-from deep_ep_py.bootstrap.handshake import CONNECTOR, PeerGone, PeersLate, Session
-from deep_ep_py.bootstrap.machines import listen_at, own_address
-from deep_ep_py.core.environment import ADDRESS
+from deep_ep_py.base.environment import ADDRESS
+from deep_ep_py.transport.bootstrap import far_meeting
+from deep_ep_py.transport.bootstrap.far_meeting import FarMeeting, Met, Place
+from deep_ep_py.transport.bootstrap.handshake import CONNECTOR, PeerGone, PeersLate, Session
+from deep_ep_py.transport.bootstrap.machines import listen_at, own_address
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(60)]
 

@@ -13,11 +13,11 @@ import pytest
 from test_connections import PIECE, make_connections
 
 from deep_ep_py import DeepEPError
-from deep_ep_py.bootstrap import handshake
-from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.bootstrap.start import exchange_heaps
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import CudaError
+from deep_ep_py.transport.bootstrap import handshake
+from deep_ep_py.transport.bootstrap.connections import Connections
+from deep_ep_py.transport.bootstrap.start import exchange_heaps
 
 pytestmark = pytest.mark.once
 

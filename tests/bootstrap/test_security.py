@@ -21,11 +21,11 @@ from test_connections import PIECE, RANKS, Meeting, make_connections
 from test_handshake import Impostor, meet
 
 from deep_ep_py import DeepEPError
-from deep_ep_py.bootstrap import start
-from deep_ep_py.bootstrap.connections import Connections
-from deep_ep_py.bootstrap.machines import machine_name
-from deep_ep_py.core.environment import ADDRESS, SECRET
-from deep_ep_py.core.native import C
+from deep_ep_py.base.environment import ADDRESS, SECRET
+from deep_ep_py.base.native import C
+from deep_ep_py.transport.bootstrap import start
+from deep_ep_py.transport.bootstrap.connections import Connections
+from deep_ep_py.transport.bootstrap.machines import machine_name
 from places import ROOT, TESTS
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(60)]

@@ -16,7 +16,7 @@ import pytest
 import native_build
 import toolchain
 from builds import LONG
-from deep_ep_py.core import native
+from deep_ep_py.base import native
 
 pytestmark = pytest.mark.once
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deep_ep_py.jit import KERNELS as LISTED
+from deep_ep_py.device.jit import KERNELS as LISTED
 from places import CSRC, ROOT
 
 pytestmark = pytest.mark.once
@@ -84,39 +84,42 @@ INCLUDES = {
 FOR_GPUS = {"wire", "device", "fabric", *KERNELS}
 
 # The same for the parts of the Python package, which are modules and folders; "" is the package's own module.
-GROUND = {"_version", "errors", "core"}
+GROUND = {"_version", "errors", "base"}
 IMPORTS = {
     "_version": set(),
     "errors": set(),
-    "absent": set(),
-    "core": {"errors"},
-    "jit": GROUND,
-    "bootstrap": GROUND,
-    "nvshmem": GROUND | {"jit", "bootstrap"},
-    "topology": GROUND | {"bootstrap"},
-    "device": GROUND | {"jit"},
-    "session": GROUND | {"bootstrap", "topology", "device"},
+    "base": {"errors"},
+    "device.jit": GROUND,
+    "device.rowwise": GROUND,
+    "device": GROUND | {"device.jit"},
+    "transport.bootstrap": GROUND,
+    "transport.topology": GROUND | {"transport.bootstrap"},
+    "transport.nvshmem": GROUND | {"transport.bootstrap", "device.jit"},
+    "session": GROUND | {"transport.bootstrap", "transport.topology", "device"},
     "modes.normal": GROUND | {"device", "session"},
     "modes.low_latency": GROUND | {"device", "session"},
-    "trace": GROUND | {"bootstrap"},
     "v1": GROUND | {"session", "modes.low_latency"},
     "buffer": GROUND
-    | {"bootstrap", "nvshmem", "topology", "device", "session", "modes.normal", "modes.low_latency", "trace", "v1"},
-    "v2": GROUND | {"bootstrap", "device", "modes.normal", "buffer"},
+    | {"transport.bootstrap", "transport.topology", "transport.nvshmem", "device", "session"}
+    | {"modes.normal", "modes.low_latency", "v1"},
+    "v2": GROUND | {"transport.bootstrap", "device", "modes.normal", "buffer"},
     "testing": GROUND | {"device"},
-    "": GROUND | {"absent", "topology", "buffer", "v2"},
-    "rowwise": GROUND,
-    "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer", "v2", "rowwise"},
-    "moe": GROUND | {"ops", "rowwise"},
-    "eplb": GROUND | {"bootstrap", "buffer", "v2"},
-    "compat": GROUND | {"", "absent", "v1", "rowwise"},
-    "bench": GROUND | {"", "jit", "bootstrap", "device", "testing", "moe"},
-    "profile": GROUND | {"jit", "device", "buffer", "testing", "bench"},
-    "doctor": GROUND | {"jit", "bootstrap", "nvshmem", "device", "topology", "buffer", "compat"},
-    "cli": GROUND | {"jit", "device", "compat", "doctor"},
-    "examples": GROUND | {"", "ops", "moe", "bench"},
+    "nvshmem": {"transport.nvshmem"},
+    "": GROUND | {"transport.topology", "buffer", "v2"},
+    "ops": GROUND | {"device.rowwise", "modes.normal", "modes.low_latency", "buffer", "v2"},
+    "moe": GROUND | {"device.rowwise", "ops"},
+    "eplb": GROUND | {"transport.bootstrap", "buffer", "v2"},
+    "compat": GROUND | {"device.rowwise", "v1", ""},
+    "tools.trace": GROUND | {"session"},
+    "tools.bench": GROUND | {"device.jit", "device", "transport.bootstrap", "testing", "moe", ""},
+    "tools.profile": GROUND | {"device.jit", "device", "buffer", "testing", "tools.bench"},
+    "tools.doctor": GROUND
+    | {"device.jit", "device", "transport.bootstrap", "transport.nvshmem", "transport.topology", "buffer", "compat"},
+    "tools.cli": GROUND | {"device.jit", "device", "compat", "tools.doctor"},
+    "examples": GROUND | {"ops", "moe", "tools.bench", ""},
     "__main__": GROUND | {"device"},
 }
+WITHOUT_CODE = ("deep_ep_py", "deep_ep_py.modes", "deep_ep_py.tools", "deep_ep_py.transport")
 
 
 def layer_of(name: str) -> str | None:
@@ -160,7 +163,7 @@ def test_imports_point_down() -> None:
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         part = part_of(name)
         parts.add(part)
-        assert part or name in ("deep_ep_py", "deep_ep_py.modes"), f"{name} belongs to no part"
+        assert part or name in WITHOUT_CODE, f"{name} belongs to no part"
         for other in imported(ast.parse(path.read_text())):
             if other.startswith("deep_ep_py") and part_of(other) not in {part, *IMPORTS[part]}:
                 wrong.append(f"{name} imports {other}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stubs
-from deep_ep_py.core.native import WARP_SIZE
+from deep_ep_py.base.native import WARP_SIZE
 
 pytestmark = [
     pytest.mark.skipif(WARP_SIZE != 32, reason="the interpreter of PTX is in the others"),

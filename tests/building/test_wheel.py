@@ -16,8 +16,8 @@ import make_wheel
 import toolchain
 from builds import LONG
 from deep_ep_py._version import __version__
-from deep_ep_py.core.sources import sources_hash
-from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.base.sources import sources_hash
+from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
 from installations import Installation
 from native_build import VARIANTS, extension_suffix
 from places import CSRC, ROOT, WORKERS

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from deep_ep_py.cli import canary as cli_canary
 from deep_ep_py.device.canary import observe
+from deep_ep_py.tools.cli import canary as cli_canary
 from places import python_path
 
 pytestmark = [pytest.mark.once, pytest.mark.timed]

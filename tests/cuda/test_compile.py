@@ -14,12 +14,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from builds import LONG
-from deep_ep_py.cli.compile import command
-from deep_ep_py.core.native import C
-from deep_ep_py.core.sources import include_root
+from deep_ep_py.base.native import C
+from deep_ep_py.base.sources import include_root
 from deep_ep_py.device.cuda import bulk_copies
-from deep_ep_py.errors import CudaError
-from deep_ep_py.jit import (
+from deep_ep_py.device.jit import (
     GATHERED,
     KERNELS,
     CompiledKernel,
@@ -33,8 +31,10 @@ from deep_ep_py.jit import (
     has_bulk_copies,
     require_nvrtc,
 )
-from deep_ep_py.jit.ptx import compile_ptx
-from deep_ep_py.jit.report import Outcome, as_table
+from deep_ep_py.device.jit.ptx import compile_ptx
+from deep_ep_py.device.jit.report import Outcome, as_table
+from deep_ep_py.errors import CudaError
+from deep_ep_py.tools.cli.compile import command
 from places import DATA
 
 pytestmark = pytest.mark.once

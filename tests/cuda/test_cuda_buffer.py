@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from cases import BY_NAME
-from deep_ep_py.bench.tables import print_report
-from deep_ep_py.core.environment import PROVIDER
-from deep_ep_py.core.native import C
-from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
+from deep_ep_py.base.environment import PROVIDER
+from deep_ep_py.base.native import C
+from deep_ep_py.device.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
+from deep_ep_py.tools.bench.tables import print_report
 from launches import forked, on_threads, shared_memory
 from low_latency_gpu import BY_NAME as LOW_LATENCY_CASES
 from low_latency_gpu import WATCHED

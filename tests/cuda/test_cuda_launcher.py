@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core import native
+from deep_ep_py.base import native
 from forks import run_python
 from native_programs import NATIVE, native_build
 

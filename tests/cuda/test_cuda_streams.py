@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.base.events import EventHandle, EventOverlap
 from deep_ep_py.device.cuda import CudaDevice
 
 pytestmark = pytest.mark.once

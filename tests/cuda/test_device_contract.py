@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import native_build
-from deep_ep_py.core.sources import include_root
+from deep_ep_py.base.sources import include_root
 from places import DATA
 
 pytestmark = pytest.mark.once

@@ -24,8 +24,8 @@ from benchmarks.gpu_lab.experiments import DEFAULT_SECONDS, JSON, LONGEST_SECOND
 from benchmarks.gpu_lab.machine import Machine
 from benchmarks.gpu_lab.runner import Runner
 from cases import BY_NAME
-from deep_ep_py.bench import BenchConfig
-from deep_ep_py.bench.cli import command as bench
+from deep_ep_py.tools.bench import BenchConfig
+from deep_ep_py.tools.bench.cli import command as bench
 from forks import run_python
 from low_latency_gpu import WATCHED as LOW_LATENCY_WATCHED
 from places import ROOT, WORKERS, python_path

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_lab import combine_fence, fences, probe
-from deep_ep_py.core.sources import include_root
-from deep_ep_py.jit import KERNELS, CompiledKernel, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
+from deep_ep_py.base.sources import include_root
+from deep_ep_py.device.jit import KERNELS, CompiledKernel, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
 from places import ROOT
 
 pytestmark = pytest.mark.once

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 import pretend_torch_cuda
 from builds import in_long
-from deep_ep_py.bench import BenchConfig, CapabilityError, rates
-from deep_ep_py.bench.cli import command
-from deep_ep_py.bench.gpu_nodes import require_nodes
-from deep_ep_py.bench.gpu_ranks import gpu_per_rank
-from deep_ep_py.bench.routing import route
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
+from deep_ep_py.tools.bench import BenchConfig, CapabilityError, rates
+from deep_ep_py.tools.bench.cli import command
+from deep_ep_py.tools.bench.gpu_nodes import require_nodes
+from deep_ep_py.tools.bench.gpu_ranks import gpu_per_rank
+from deep_ep_py.tools.bench.routing import route
 from nvshmem_runs import Nvshmem
 
 pytestmark = pytest.mark.once

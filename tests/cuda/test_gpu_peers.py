@@ -15,14 +15,14 @@ import deep_ep_py as deep_ep
 import low_latency
 from builds import in_long
 from cases import Case
-from deep_ep_py.bootstrap.groups import make_bootstrap
-from deep_ep_py.core.gpus import DRIVER, NVML, GpuAnswer
-from deep_ep_py.core.native import C
+from deep_ep_py.base.gpus import DRIVER, NVML, GpuAnswer
+from deep_ep_py.base.native import C
 from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.testing import run_ranks
-from deep_ep_py.topology.agreement import agree
-from deep_ep_py.topology.gpus import Apart
-from deep_ep_py.topology.topology import Topology
+from deep_ep_py.transport.bootstrap.groups import make_bootstrap
+from deep_ep_py.transport.topology.agreement import agree
+from deep_ep_py.transport.topology.gpus import Apart
+from deep_ep_py.transport.topology.topology import Topology
 from harness import Trial, round_trip
 from launches import forked
 from nvshmem_runs import Nvshmem

@@ -13,10 +13,10 @@ import torch
 from click.testing import CliRunner
 
 import pretend_torch_cuda
-from deep_ep_py.bench import gpu_ranks, rates
-from deep_ep_py.bench.cli import command
-from deep_ep_py.bench.gpu_ranks import choose_gpu, gpu_per_rank
-from deep_ep_py.bench.gpu_timing import EventTimer, LinkedTimer
+from deep_ep_py.tools.bench import gpu_ranks, rates
+from deep_ep_py.tools.bench.cli import command
+from deep_ep_py.tools.bench.gpu_ranks import choose_gpu, gpu_per_rank
+from deep_ep_py.tools.bench.gpu_timing import EventTimer, LinkedTimer
 from launches import forked, shared_memory
 
 pytestmark = pytest.mark.once

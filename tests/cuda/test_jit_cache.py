@@ -14,11 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core import sources as sources_module
-from deep_ep_py.jit import KERNELS, CompiledKernel, Kernel, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
-from deep_ep_py.jit import cache as cache_module
-from deep_ep_py.jit.compiler import compile_kernel
-from deep_ep_py.jit.resources import Resources
+from deep_ep_py.base import sources as sources_module
+from deep_ep_py.device.jit import (
+    KERNELS,
+    CompiledKernel,
+    Kernel,
+    KernelCache,
+    NvrtcUnavailableError,
+    Shape,
+    require_nvrtc,
+)
+from deep_ep_py.device.jit import cache as cache_module
+from deep_ep_py.device.jit.compiler import compile_kernel
+from deep_ep_py.device.jit.resources import Resources
 
 pytestmark = pytest.mark.once
 
@@ -269,7 +277,7 @@ def test_where_root_is_not_mapped(tmp_path: Path, mode: int) -> None:
         os.chown(above, 12345, -1)
     program = f"""
 from pathlib import Path
-from deep_ep_py.jit.cache import refuse_if_others_may_write
+from deep_ep_py.device.jit.cache import refuse_if_others_may_write
 cache = Path({str(above / "cache")!r})
 assert 65534 in [part.stat().st_uid for part in cache.parents]
 refuse_if_others_may_write(cache)

@@ -14,7 +14,7 @@ import pytest
 
 import deep_ep_py as deep_ep
 from builds import in_long
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.testing import run_ranks
 from launches import of_ranks
 from nvshmem_runs import Nvshmem
@@ -146,7 +146,7 @@ def test_the_library_is_imported_without_it() -> None:
     program = (
         "import sys, deep_ep_py as d; from deep_ep_py.testing import run_ranks\n"
         "run_ranks(2, lambda group: d.Buffer(group, 1 << 20).rank)\n"
-        "assert not {'nvshmem', 'deep_ep_py.nvshmem.library'} & {*sys.modules}\n"
+        "assert not {'nvshmem', 'deep_ep_py.transport.nvshmem.library'} & {*sys.modules}\n"
         "assert 'nvshmem' not in open('/proc/self/maps').read()"
     )
     done = subprocess.run([sys.executable, "-c", program], env=of_ranks(), capture_output=True, text=True, timeout=120)

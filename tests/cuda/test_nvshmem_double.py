@@ -13,7 +13,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from builds import in_long
-from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
 from launches import forked
 from native_programs import NvshmemDoubles
 from nvshmem_library import Golden, compile_module, module_source

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deep_ep_py.bench.rates import command
 from deep_ep_py.device.cuda import CudaDevice
 from deep_ep_py.device.rates import SLACK, Rates, destinations, rates_file
+from deep_ep_py.tools.bench.rates import command
 from places import ROOT
 
 pytestmark = pytest.mark.once

@@ -15,16 +15,16 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from deep_ep_py.cli.doctor import command
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.doctor.findings import Finding, Section, Verdict, count, worst
-from deep_ep_py.doctor.gpus import gpus
-from deep_ep_py.doctor.host import host
-from deep_ep_py.doctor.job import Job, Machine
-from deep_ep_py.doctor.limits import limits
-from deep_ep_py.doctor.network import network
-from deep_ep_py.doctor.nvshmem import TRAFFIC_CLASS, Process
-from deep_ep_py.doctor.printed import COMMAND_INDENT, print_job
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.tools.cli.doctor import command
+from deep_ep_py.tools.doctor.findings import Finding, Section, Verdict, count, worst
+from deep_ep_py.tools.doctor.gpus import gpus
+from deep_ep_py.tools.doctor.host import host
+from deep_ep_py.tools.doctor.job import Job, Machine
+from deep_ep_py.tools.doctor.limits import limits
+from deep_ep_py.tools.doctor.network import network
+from deep_ep_py.tools.doctor.nvshmem import TRAFFIC_CLASS, Process
+from deep_ep_py.tools.doctor.printed import COMMAND_INDENT, print_job
 from forks import run_python
 from launches import of_ranks
 from machine_trees import Tree, efa, roce, two_gpus_and_nics

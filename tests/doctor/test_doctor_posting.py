@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.doctor.driver import NO_ORDERING, OWNER_ORDERING, DriverFacts, DriverGpu, DriverUnavailableError
-from deep_ep_py.doctor.findings import Finding, Section, Verdict
-from deep_ep_py.doctor.posting import posting
-from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, INSTALL
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.tools.doctor.driver import NO_ORDERING, OWNER_ORDERING, DriverFacts, DriverGpu, DriverUnavailableError
+from deep_ep_py.tools.doctor.findings import Finding, Section, Verdict
+from deep_ep_py.tools.doctor.posting import posting
+from deep_ep_py.transport.nvshmem.settings import ENABLE_IBGDA, INSTALL
 from machine_trees import Tree, by_name, efa, two_gpus_and_nics
 
 pytestmark = pytest.mark.once

@@ -10,7 +10,7 @@ import pytest
 
 from deep_ep_py.device import nvml
 from deep_ep_py.device.nvml import NvmlError
-from deep_ep_py.doctor.driver import (
+from deep_ep_py.tools.doctor.driver import (
     ALL_ORDERING,
     NO_ORDERING,
     OWNER_ORDERING,
@@ -20,8 +20,8 @@ from deep_ep_py.doctor.driver import (
     NoGpuError,
     read_driver,
 )
-from deep_ep_py.doctor.findings import Finding, Verdict
-from deep_ep_py.doctor.visible import Peers, read_nvml, visible
+from deep_ep_py.tools.doctor.findings import Finding, Verdict
+from deep_ep_py.tools.doctor.visible import Peers, read_nvml, visible
 from machine_trees import by_name
 
 pytestmark = pytest.mark.once

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.machine_files import Files
+from deep_ep_py.base.machine_files import Files
 from machine_trees import Tree
 
 pytestmark = pytest.mark.once

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.doctor.findings import Finding, Verdict
-from deep_ep_py.doctor.gpus import gpus
-from deep_ep_py.doctor.nvshmem import Process
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.tools.doctor.findings import Finding, Verdict
+from deep_ep_py.tools.doctor.gpus import gpus
+from deep_ep_py.tools.doctor.nvshmem import Process
 from machine_trees import Tree, by_name, efa, two_gpus_and_nics
 
 pytestmark = pytest.mark.once

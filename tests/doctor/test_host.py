@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.cgroups import cpu_quota, free_memory, memory_limit
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.doctor.findings import Verdict
-from deep_ep_py.doctor.host import host
-from deep_ep_py.doctor.limits import limits
+from deep_ep_py.base.cgroups import cpu_quota, free_memory, memory_limit
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.tools.doctor.findings import Verdict
+from deep_ep_py.tools.doctor.host import host
+from deep_ep_py.tools.doctor.limits import limits
 from machine_trees import ALL_IDS, Tree, by_name, two_gpus_and_nics
 
 pytestmark = pytest.mark.once

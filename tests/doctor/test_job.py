@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from deep_ep_py.core.gpus import DRIVER, NVML
-from deep_ep_py.doctor.job import about_gpus
-from deep_ep_py.doctor.measured import Pair, summarize
-from deep_ep_py.topology.gpus import Apart
+from deep_ep_py.base.gpus import DRIVER, NVML
+from deep_ep_py.tools.doctor.job import about_gpus
+from deep_ep_py.tools.doctor.measured import Pair, summarize
+from deep_ep_py.transport.topology.gpus import Apart
 from forks import run_python
 from launches import of_ranks
 from places import SUPPORT

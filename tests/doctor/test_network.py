@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.doctor.findings import Finding, Verdict
-from deep_ep_py.doctor.network import network
-from deep_ep_py.doctor.nics import read_nics
-from deep_ep_py.doctor.pci import RelaxedOrdering, read_device, read_gpus
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.tools.doctor.findings import Finding, Verdict
+from deep_ep_py.tools.doctor.network import network
+from deep_ep_py.tools.doctor.nics import read_nics
+from deep_ep_py.tools.doctor.pci import RelaxedOrdering, read_device, read_gpus
 from machine_trees import NETWORK, Tree, by_name, efa, express_config, roce, two_gpus_and_nics
 
 pytestmark = pytest.mark.once

@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.doctor.findings import Finding, Verdict
-from deep_ep_py.doctor.network import network
-from deep_ep_py.doctor.nics import read_nics
-from deep_ep_py.doctor.nvshmem import HCA_LIST, HCA_PREFIX, LIST_COUNTS, SERVICE_LEVEL, TRAFFIC_CLASS, Process, settings
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.tools.doctor.findings import Finding, Verdict
+from deep_ep_py.tools.doctor.network import network
+from deep_ep_py.tools.doctor.nics import read_nics
+from deep_ep_py.tools.doctor.nvshmem import (
+    HCA_LIST,
+    HCA_PREFIX,
+    LIST_COUNTS,
+    SERVICE_LEVEL,
+    TRAFFIC_CLASS,
+    Process,
+    settings,
+)
 from machine_trees import NETWORK, Tree, by_name, efa, roce, two_gpus_and_nics
 
 pytestmark = pytest.mark.once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deep_ep_py.doctor.measured import rounds
+from deep_ep_py.tools.doctor.measured import rounds
 
 pytestmark = pytest.mark.once
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.choices import COMBINE, COPIES, LAUNCH
-from deep_ep_py.core.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET, TIMEOUT
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.core.native import C
-from deep_ep_py.doctor.findings import Finding, Verdict
-from deep_ep_py.doctor.paths import paths
-from deep_ep_py.doctor.variables import NEAR_PROVIDER, variables
-from deep_ep_py.jit.cache import FOLDER_VARIABLE
+from deep_ep_py.base.choices import COMBINE, COPIES, LAUNCH
+from deep_ep_py.base.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET, TIMEOUT
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.base.native import C
+from deep_ep_py.device.jit.cache import FOLDER_VARIABLE
+from deep_ep_py.tools.doctor.findings import Finding, Verdict
+from deep_ep_py.tools.doctor.paths import paths
+from deep_ep_py.tools.doctor.variables import NEAR_PROVIDER, variables
 from machine_trees import by_name
 
 pytestmark = pytest.mark.once

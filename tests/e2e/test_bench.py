@@ -14,14 +14,14 @@ import torch
 from click.testing import CliRunner
 
 from builds import BUILD
-from deep_ep_py.bench import BenchConfig, CapabilityError
-from deep_ep_py.bench.cli import command
-from deep_ep_py.bench.host_time import HostTimes
-from deep_ep_py.bench.inputs import Inputs
-from deep_ep_py.bench.oracle import Oracle
-from deep_ep_py.bench.results import report
-from deep_ep_py.bench.routing import limit_to_groups, route, tokens_in_rank
 from deep_ep_py.testing import run_ranks
+from deep_ep_py.tools.bench import BenchConfig, CapabilityError
+from deep_ep_py.tools.bench.cli import command
+from deep_ep_py.tools.bench.host_time import HostTimes
+from deep_ep_py.tools.bench.inputs import Inputs
+from deep_ep_py.tools.bench.oracle import Oracle
+from deep_ep_py.tools.bench.results import report
+from deep_ep_py.tools.bench.routing import limit_to_groups, route, tokens_in_rank
 from forks import run_python
 from low_latency import Sizes, Work, dispatch, make_buffer
 from places import python_path

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from builds import BUILD
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from forks import run_python
 from places import python_path
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.core.machine_files import Files
-from deep_ep_py.doctor.driver import OWNER_ORDERING, DriverFacts, DriverGpu
-from deep_ep_py.doctor.findings import Section
-from deep_ep_py.doctor.gpus import gpus
-from deep_ep_py.doctor.network import network
-from deep_ep_py.doctor.nvshmem import Process
-from deep_ep_py.doctor.posting import posting
-from deep_ep_py.doctor.visible import visible
-from deep_ep_py.nvshmem.settings import ENABLE_IBGDA
-from deep_ep_py.topology.matrix import matrix
+from deep_ep_py.base.machine_files import Files
+from deep_ep_py.tools.doctor.driver import OWNER_ORDERING, DriverFacts, DriverGpu
+from deep_ep_py.tools.doctor.findings import Section
+from deep_ep_py.tools.doctor.gpus import gpus
+from deep_ep_py.tools.doctor.network import network
+from deep_ep_py.tools.doctor.nvshmem import Process
+from deep_ep_py.tools.doctor.posting import posting
+from deep_ep_py.tools.doctor.visible import visible
+from deep_ep_py.transport.nvshmem.settings import ENABLE_IBGDA
+from deep_ep_py.transport.topology.matrix import matrix
 from machine_trees import roce, two_gpus_and_nics
 from places import CSRC, ROOT
 

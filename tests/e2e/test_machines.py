@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from builds import LONG
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from machines import MACHINES, Machines, two_machines
 
 pytestmark = [

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from builds import LONG
-from deep_ep_py.core.environment import PROVIDER
-from deep_ep_py.core.native import C
+from deep_ep_py.base.environment import PROVIDER
+from deep_ep_py.base.native import C
 from forks import run_python
 from launches import forked, of_ranks, shared_memory
 from worker_runs import lines_of
@@ -92,7 +92,7 @@ def test_idle_buffers_sleep(workers: Path) -> None:
 def test_signals_stay_the_callers() -> None:
     """A library that libfabric loads would install handlers for SIGTERM and other signals."""
     program = (
-        "import re; from deep_ep_py.core.native import C\n"
+        "import re; from deep_ep_py.base.native import C\n"
         "caught = lambda: re.search('SigCgt:.*', open('/proc/self/status').read()).group()\n"
         "before = caught(); assert C.proxy_providers(); assert caught() == before, (before, caught())"
     )

@@ -26,9 +26,9 @@ import pytest
 
 import rank_jobs
 from builds import LONG
-from deep_ep_py.bench import processes, rank_process
-from deep_ep_py.bench.launch import launch
-from deep_ep_py.bench.processes import RankFailed
+from deep_ep_py.tools.bench import processes, rank_process
+from deep_ep_py.tools.bench.launch import launch
+from deep_ep_py.tools.bench.processes import RankFailed
 from launches import free_port
 from worker_runs import lines_of
 

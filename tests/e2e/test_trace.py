@@ -15,10 +15,10 @@ from click.testing import CliRunner
 import deep_ep_py as deep_ep
 from cases import AMPLE, Case
 from deep_ep_py.__main__ import main
+from deep_ep_py.session.timeline.tracks import Tracks
 from deep_ep_py.testing import run_ranks, sleep
-from deep_ep_py.trace.explain import explain
-from deep_ep_py.trace.merge import merge, read
-from deep_ep_py.trace.tracks import Tracks
+from deep_ep_py.tools.trace.explain import explain
+from deep_ep_py.tools.trace.merge import merge, read
 from harness import Trial, dispatch_arguments, make_buffer
 from launches import forked
 
@@ -160,7 +160,7 @@ def test_two_buffers_of_a_process_write_two_files(tmp_path: Path, monkeypatch: p
 
 
 def test_events_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deep_ep_py.trace.recording.MAX_EVENTS", 5)
+    monkeypatch.setattr("deep_ep_py.session.timeline.recording.MAX_EVENTS", 5)
     files = record(tmp_path, "ibgda")
     kept = [e for path in files for e in read(path)["traceEvents"] if e["ph"] == "X" and e["cat"] != "operation"]
     assert len(kept) <= 5 * CASE.ranks and all(read(path)["metadata"]["events_lost"] > 0 for path in files)

@@ -11,7 +11,7 @@ import torch
 import deep_ep_py as deep_ep
 from cases import BY_NAME
 from deep_ep_py import compat
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial
 from harness import under_schedules

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deep_ep_py import eplb
-from deep_ep_py.bench.routing import route, tokens_in_rank
+from deep_ep_py.tools.bench.routing import route, tokens_in_rank
 
 pytestmark = pytest.mark.once
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from cases import Case
 from deep_ep_py import moe, ops
+from deep_ep_py.device.rowwise import torch_kernels
+from deep_ep_py.device.rowwise.kernels import casts_for, kernels_for
 from deep_ep_py.examples.train_model import OneProcessMoE
-from deep_ep_py.rowwise import torch_kernels
-from deep_ep_py.rowwise.kernels import casts_for, kernels_for
 from deep_ep_py.testing import run_ranks
 from gpu_ranks import make_warm
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import deep_ep_py as deep_ep
-from deep_ep_py.jit import NvrtcUnavailableError, Shape, require_nvrtc
+from deep_ep_py.device.jit import NvrtcUnavailableError, Shape, require_nvrtc
 from deep_ep_py.testing import run_ranks
 from low_latency import Sizes, Work, combine, dispatch, make_buffer
 from ptx import Program, paths_to_first_barrier, ptx_of

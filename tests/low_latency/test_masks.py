@@ -10,7 +10,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from builds import BUILD
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.testing import run_ranks, sleep
 from harness import RETRIES_EXCEEDED, barrier, under_schedules
 from low_latency import BF16, CASTS, Sizes, Work, check_dispatch, combine, dispatch, make_buffer, round_trip

@@ -12,12 +12,12 @@ import torch
 
 import deep_ep_py as deep_ep
 from builds import BLOCK_COUNTS, FABRICS, SCHEDULES, schedules
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.modes.low_latency.handles import Origin
 from deep_ep_py.modes.low_latency.once_per_node import seconds_saved
 from deep_ep_py.modes.low_latency.sizes import Sizes as LibrarySizes
 from deep_ep_py.testing import run_ranks, sleep
-from deep_ep_py.topology.topology import Topology
+from deep_ep_py.transport.topology.topology import Topology
 from harness import barrier, under_schedules
 from launches import forked
 from low_latency import (

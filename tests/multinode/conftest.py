@@ -27,8 +27,8 @@ import torch.distributed as dist
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.bench.rank_process import be_killed_with_parent
-from deep_ep_py.core.environment import RANKS_PER_NODE
+from deep_ep_py.base.environment import RANKS_PER_NODE
+from deep_ep_py.tools.bench.rank_process import be_killed_with_parent
 from harness import Trial
 from low_latency import Sizes, Work
 from places import TESTS

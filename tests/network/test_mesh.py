@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from builds import LONG
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from native_programs import build_protocol, run
 
 pytestmark = pytest.mark.timeout(60)

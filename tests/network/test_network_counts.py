@@ -14,7 +14,7 @@ import torch
 import deep_ep_py as deep_ep
 from cases import BY_NAME, Case, tight
 from deep_ep_py.testing import run_ranks
-from deep_ep_py.topology.nic import save_trace
+from deep_ep_py.transport.topology.nic import save_trace
 from harness import Trial, dispatch_arguments, make_buffer
 
 pytestmark = pytest.mark.once

@@ -10,7 +10,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.testing import run_ranks
 from harness import HARSH_NIC, RETRIES_EXCEEDED, failing, make_buffer, under_schedules
 

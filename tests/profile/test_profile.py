@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from deep_ep_py.core.native import C
-from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
-from deep_ep_py.profile import cli
-from deep_ep_py.profile.cli import command
-from deep_ep_py.profile.report import kind_of, name_of
-from deep_ep_py.profile.sass import Sass, find_nvdisasm, read_sass
+from deep_ep_py.base.native import C
+from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.tools.profile import cli
+from deep_ep_py.tools.profile.cli import command
+from deep_ep_py.tools.profile.report import kind_of, name_of
+from deep_ep_py.tools.profile.sass import Sass, find_nvdisasm, read_sass
 from places import ROOT
 from ptx_kernels import cache_folder, load_builtins
 

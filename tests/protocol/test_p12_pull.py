@@ -9,7 +9,7 @@ import pytest
 import oracle
 from builds import FABRICS
 from cases import BY_NAME, Case
-from deep_ep_py.core import choices
+from deep_ep_py.base import choices
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 

@@ -11,8 +11,8 @@ import torch
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
-from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.session import setup_ranks
+from deep_ep_py.transport.bootstrap.start import exchange_heaps
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 from native_programs import build_protocol, run
 

@@ -11,9 +11,9 @@ import torch
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME, CASES, Case
-from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.session import setup_ranks
 from deep_ep_py.testing import run_ranks
+from deep_ep_py.transport.bootstrap.start import exchange_heaps
 from harness import Trial, barrier, dispatch_arguments, left_out, make_buffer, round_trip_without, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])

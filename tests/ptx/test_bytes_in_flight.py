@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deep_ep_py.core.native import C
-from deep_ep_py.profile import Workload, profiles, run
+from deep_ep_py.base.native import C
+from deep_ep_py.tools.profile import Workload, profiles, run
 from interpreted import images_of
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import SimtError
 from ptx_programs import entry, run, words
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from ptx_programs import entry, run, words
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import SimtError
 from ptx_programs import HEAD, entry, run, words
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from builds import LONG
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from interpreted import interpreted
 from interpreted_calls import (
     NIC,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builds import INTERPRETED, LONG
-from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
 from launches import on_threads
 from low_latency_gpu import WATCHED
 

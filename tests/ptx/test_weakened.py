@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 import pytest
 
 from builds import LONG
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError, SimtError
-from deep_ep_py.profile import interpreting
+from deep_ep_py.tools.profile import interpreting
 from interpreted import interpreted
 from interpreted_calls import low_latency_calls, normal, posting
 from places import CSRC

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from worker_runs import lines_of
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timed, pytest.mark.once]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases import BY_NAME
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer

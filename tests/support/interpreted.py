@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 
 from builds import INTERPRETED
-from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
-from deep_ep_py.jit.registry import Kernel, Shape
-from deep_ep_py.profile import interpreting
-from deep_ep_py.profile.device import Images
+from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.device.jit.registry import Kernel, Shape
+from deep_ep_py.tools.profile import interpreting
+from deep_ep_py.tools.profile.device import Images
 from ptx_kernels import ptx_cache
 
 Change = Callable[[str], str]

@@ -13,7 +13,7 @@ import deep_ep_py as deep_ep
 import low_latency
 import oracle
 from cases import Case
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.testing import run_ranks
 from elastic import ElasticTrial
 from elastic import round_trip as elastic_round_trip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deep_ep_py.doctor.findings import Finding, Section
+from deep_ep_py.tools.doctor.findings import Finding, Section
 
 CONTROLLER, NETWORK = "0x030200", "0x020700"
 ALL_IDS = "         0          0 4294967295\n"

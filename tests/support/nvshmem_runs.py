@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
-from deep_ep_py.nvshmem import probe
+from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.transport.nvshmem import probe
 from launches import forked
 from native_programs import NvshmemDoubles
 from places import WORKERS

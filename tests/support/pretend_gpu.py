@@ -18,11 +18,11 @@ import torch
 
 from builds import INTERPRETED
 from deep_ep_py import buffer, jit
-from deep_ep_py.core.events import EventHandle
-from deep_ep_py.core.native import C
+from deep_ep_py.base.events import EventHandle
+from deep_ep_py.base.native import C
 from deep_ep_py.device.cuda import CudaDevice
 from deep_ep_py.device.device import Device, MakeLauncher
-from deep_ep_py.nvshmem import probe
+from deep_ep_py.transport.nvshmem import probe
 from ptx_kernels import ptx_cache
 
 

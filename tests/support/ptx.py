@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from deep_ep_py.jit import KERNELS, Shape
-from deep_ep_py.jit.ptx import compile_ptx
+from deep_ep_py.device.jit import KERNELS, Shape
+from deep_ep_py.device.jit.ptx import compile_ptx
 
 _ENTRY = re.compile(r"\.entry [^{]*\n\{\n.*?\n\}", re.DOTALL)
 _LOCATION = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)

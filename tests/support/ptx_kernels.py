@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from deep_ep_py.jit import CompiledKernel, Kernel, Shape
-from deep_ep_py.jit.cache import refuse_if_others_may_write
-from deep_ep_py.jit.ptx import PtxCache, compile_kernel_as_ptx
+from deep_ep_py.device.jit import CompiledKernel, Kernel, Shape
+from deep_ep_py.device.jit.cache import refuse_if_others_may_write
+from deep_ep_py.device.jit.ptx import PtxCache, compile_kernel_as_ptx
 from places import ROOT
 
 

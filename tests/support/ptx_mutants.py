@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.device.device import Shape as RuntimeShape
-from deep_ep_py.jit.registry import Kernel, Shape
-from deep_ep_py.profile.device import Images, interpreting
+from deep_ep_py.device.jit.registry import Kernel, Shape
+from deep_ep_py.tools.profile.device import Images, interpreting
 from interpreted_calls import (
     NIC,
     WIDE_NIC,

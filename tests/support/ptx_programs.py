@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 HEAD = """\
 .version 8.0

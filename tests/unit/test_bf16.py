@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 NAN = 0x7FFF
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from deep_ep_py.core.cpus import cpus_of, proxy_cpus
-from deep_ep_py.core.environment import PROXY_CPUS
+from deep_ep_py.base.cpus import cpus_of, proxy_cpus
+from deep_ep_py.base.environment import PROXY_CPUS
 
 pytestmark = pytest.mark.once
 

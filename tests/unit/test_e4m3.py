@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 pytestmark = pytest.mark.once
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import deep_ep_py as deep_ep
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.testing import run_ranks
-from deep_ep_py.topology.link import SOFTWARE
+from deep_ep_py.transport.topology.link import SOFTWARE
 from places import ROOT
 
 INFINIBAND, EFA = deep_ep.Link(50e9, 10e-6), deep_ep.Link(50e9, 25e-6)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import logfmt
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 pytestmark = pytest.mark.once
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deep_ep_py.topology.matrix import matrix, ranks_text
+from deep_ep_py.transport.topology.matrix import matrix, ranks_text
 
 pytestmark = pytest.mark.once
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from deep_ep_py.core import arguments
+from deep_ep_py.base import arguments
 
 pytestmark = pytest.mark.once
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from deep_ep_py.nvshmem.library import NvshmemError
-from deep_ep_py.nvshmem.pool import Part, Pool
+from deep_ep_py.transport.nvshmem.library import NvshmemError
+from deep_ep_py.transport.nvshmem.pool import Part, Pool
 
 pytestmark = pytest.mark.once
 

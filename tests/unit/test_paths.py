@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 import deep_ep_py as deep_ep
-from deep_ep_py.bootstrap.groups import make_bootstrap
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.device.cuda import CudaDevice
 from deep_ep_py.testing import run_ranks
-from deep_ep_py.topology.agreement import agree
-from deep_ep_py.topology.fabrics import Choice
-from deep_ep_py.topology.paths import IbgdaPath, Places, ProxyPath
-from deep_ep_py.topology.routes import Reach, Routes
-from deep_ep_py.topology.topology import Topology
+from deep_ep_py.transport.bootstrap.groups import make_bootstrap
+from deep_ep_py.transport.topology.agreement import agree
+from deep_ep_py.transport.topology.fabrics import Choice
+from deep_ep_py.transport.topology.paths import IbgdaPath, Places, ProxyPath
+from deep_ep_py.transport.topology.routes import Reach, Routes
+from deep_ep_py.transport.topology.topology import Topology
 
 pytestmark = pytest.mark.once
 

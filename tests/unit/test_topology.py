@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deep_ep_py.device.cpu import CpuDevice
-from deep_ep_py.topology.topology import Topology
+from deep_ep_py.transport.topology.topology import Topology
 
 pytestmark = pytest.mark.once
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 NAN = 0x7FFF
 GUARD = 64

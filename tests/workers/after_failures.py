@@ -13,7 +13,7 @@ import torch
 
 import pretend_gpu
 from cases import BY_NAME
-from deep_ep_py.core.events import EventHandle
+from deep_ep_py.base.events import EventHandle
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.normal.handles import record_of
 from deep_ep_py.testing import run_ranks

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pretend_gpu
-from deep_ep_py.bench import BenchConfig, gpu, gpu_timing
-from deep_ep_py.bench.results import report
+from deep_ep_py.tools.bench import BenchConfig, gpu, gpu_timing
+from deep_ep_py.tools.bench.results import report
 
 
 class CpuTimer:

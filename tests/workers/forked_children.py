@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from forked_ranks import Hub
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 

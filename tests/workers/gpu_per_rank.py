@@ -20,9 +20,9 @@ from rates_on_threads import times
 
 import pretend_gpu
 import pretend_torch_cuda
-from deep_ep_py.bench import cli, gpu_low_latency, gpu_normal, gpu_timing, rates
-from deep_ep_py.bootstrap import start
-from deep_ep_py.nvshmem import choice
+from deep_ep_py.tools.bench import cli, gpu_low_latency, gpu_normal, gpu_timing, rates
+from deep_ep_py.transport.bootstrap import start
+from deep_ep_py.transport.nvshmem import choice
 
 
 def measure_copy() -> float:

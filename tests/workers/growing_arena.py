@@ -20,7 +20,7 @@ import torch.distributed as dist
 import pretend_gpu
 from cases import Case
 from deep_ep_py import Buffer, DeepEPError
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 from pretend_gpu import PretendGpu

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.bootstrap import start
 from deep_ep_py.session import engine
+from deep_ep_py.transport.bootstrap import start
 from harness import Trial, dispatch_arguments, round_trip
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.core.environment import PROVIDER
+from deep_ep_py.base.environment import PROVIDER
 from harness import Trial, make_buffer, round_trip
 
 MEASURED = 2.0

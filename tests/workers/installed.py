@@ -7,8 +7,8 @@ import json
 import torch
 
 import deep_ep_py as deep_ep
-from deep_ep_py.core.native import C
-from deep_ep_py.core.sources import include_root
+from deep_ep_py.base.native import C
+from deep_ep_py.base.sources import include_root
 from deep_ep_py.testing import ThreadGroup, run_ranks
 
 RANKS, TOKENS, HIDDEN, EXPERTS = 2, 24, 64, 4

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.bench import cli
+from deep_ep_py.tools.bench import cli
 
 RANKS = 2
 OPTIONS = [f"--ranks={RANKS}", "--hidden=64", "--experts=12", "--topk=4", "--tokens=32", "--iterations=300"]

@@ -16,7 +16,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.bootstrap import start
+from deep_ep_py.transport.bootstrap import start
 from forked_ranks import SETTLE_SECONDS, Held, Hub, World, kept_since, print_trials
 from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip_without
 

@@ -29,10 +29,10 @@ import harness
 import pretend_gpu
 import pretend_torch_cuda
 from benchmarks.gpu_lab import sizes
-from deep_ep_py.bench import gpu_timing, rates
-from deep_ep_py.cli import canary as cli_canary
 from deep_ep_py.device import canary
-from deep_ep_py.jit import CompiledKernel, Resources
+from deep_ep_py.device.jit import CompiledKernel, Resources
+from deep_ep_py.tools.bench import gpu_timing, rates
+from deep_ep_py.tools.cli import canary as cli_canary
 
 sizes.RANKS, sizes.HIDDEN, sizes.TOPK, sizes.EXPERTS = 4, 128, 4, 16
 sizes.NORMAL_TOKENS, sizes.LOW_LATENCY_TOKENS = 64, 16
@@ -46,7 +46,7 @@ from benchmarks.gpu_lab.__main__ import main as lab  # noqa: E402
 # What the forks would import otherwise, each for itself.
 for name in (
     *("_pytest.assertion.rewrite", "hypothesis", "interpreted", "native_programs", "nvshmem_runs"),
-    *("decode", "elastic", "fp8", "gpu_ranks", "graphs", "low_latency_gpu", "deep_ep_py.bench.cli"),
+    *("decode", "elastic", "fp8", "gpu_ranks", "graphs", "low_latency_gpu", "deep_ep_py.tools.bench.cli"),
     *("deep_ep_py.examples.train_model", "deep_ep_py.moe", "deep_ep_py.ops", "pytest_timeout", "torch._dynamo"),
 ):
     importlib.import_module(name)

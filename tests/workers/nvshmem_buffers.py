@@ -17,7 +17,7 @@ import deep_ep_py as deep_ep
 import low_latency
 import pretend_gpu
 from cases import Case
-from deep_ep_py.nvshmem.library import NAME
+from deep_ep_py.transport.nvshmem.library import NAME
 from harness import Trial, dispatch_arguments, round_trip
 
 QUEUES = 3

@@ -18,12 +18,12 @@ from nvshmem_buffers import QUEUES, pretend
 
 import deep_ep_py as deep_ep
 from cases import Case
-from deep_ep_py.bootstrap import start
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import CudaError
-from deep_ep_py.nvshmem import choice, job, library, reserve
-from deep_ep_py.nvshmem.library import NvshmemError
-from deep_ep_py.nvshmem.pool import pool
+from deep_ep_py.transport.bootstrap import start
+from deep_ep_py.transport.nvshmem import choice, job, library, reserve
+from deep_ep_py.transport.nvshmem.library import NvshmemError
+from deep_ep_py.transport.nvshmem.pool import pool
 from harness import Trial, dispatch_arguments, round_trip
 
 BYTES = {"num_nvl_bytes": 1 << 20, "arena_bytes": 1 << 20}

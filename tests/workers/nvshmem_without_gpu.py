@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch.distributed as dist
 
-from deep_ep_py.bootstrap.groups import make_bootstrap
-from deep_ep_py.nvshmem.job import join
-from deep_ep_py.nvshmem.library import NvshmemError, library
+from deep_ep_py.transport.bootstrap.groups import make_bootstrap
+from deep_ep_py.transport.nvshmem.job import join
+from deep_ep_py.transport.nvshmem.library import NvshmemError, library
 
 
 class NoContext:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 import pretend_gpu
-from deep_ep_py.bench import posting
+from deep_ep_py.tools.bench import posting
 
 
 class CpuTimer:

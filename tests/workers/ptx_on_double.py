@@ -4,7 +4,7 @@ the same word: prints the outcome.
 
 from __future__ import annotations
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import CudaError
 from ptx_programs import HEAD
 

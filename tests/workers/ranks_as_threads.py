@@ -20,7 +20,7 @@ import torch
 import pretend_gpu
 from cases import BY_NAME
 from deep_ep_py import Buffer
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial

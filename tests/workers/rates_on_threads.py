@@ -12,8 +12,8 @@ from rich.console import Console
 
 import deep_ep_py as deep_ep
 import pretend_gpu
-from deep_ep_py.bench import rates
 from deep_ep_py.testing import run_ranks
+from deep_ep_py.tools.bench import rates
 
 TOKENS, ITERATIONS = 256, 2
 

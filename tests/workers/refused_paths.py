@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import deep_ep_py as deep_ep
-from deep_ep_py.core.environment import FABRIC, PROVIDER, PROXY_CPUS
+from deep_ep_py.base.environment import FABRIC, PROVIDER, PROXY_CPUS
 
 ODD = 1
 """The rank that gets a different setting."""

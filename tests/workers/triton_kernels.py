@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from deep_ep_py import moe
-from deep_ep_py.rowwise import torch_kernels
-from deep_ep_py.rowwise.kernels import kernels_for
+from deep_ep_py.device.rowwise import torch_kernels
+from deep_ep_py.device.rowwise.kernels import kernels_for
 
 ROWS, TOPK, EXPERTS = 13, 3, 5
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from deep_ep_py.rowwise import fp8
+from deep_ep_py.device.rowwise import fp8
 
 _GROUP = 128
 """Elements that share a scale."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deep_ep_py.core.carriers import carried, carrying
-from deep_ep_py.core.native import C
+from deep_ep_py.base.carriers import carried, carrying
+from deep_ep_py.base.native import C
 from deep_ep_py.modes.low_latency.sizes import Sizes
 from deep_ep_py.session.origin import number_of
 

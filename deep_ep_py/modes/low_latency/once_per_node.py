@@ -8,7 +8,7 @@ from deep_ep_py.device.rates import destinations
 from deep_ep_py.modes.low_latency.sizes import Sizes
 
 if TYPE_CHECKING:
-    from deep_ep_py.topology.topology import Topology
+    from deep_ep_py.transport.topology.topology import Topology
 
 _BF16_BYTES = 2
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
-from deep_ep_py.core.native import C
-from deep_ep_py.core.one_thread import by_one_thread
+from deep_ep_py.base import arguments
+from deep_ep_py.base.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.base.native import C
+from deep_ep_py.base.one_thread import by_one_thread
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.handles import Origin, origin_of
 from deep_ep_py.modes.low_latency.plans import Plans

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.native import C
 from deep_ep_py.modes.low_latency.once_per_node import forwards
 from deep_ep_py.modes.low_latency.sizes import Sizes
 

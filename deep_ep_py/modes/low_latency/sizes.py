@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.native import C
 from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deep_ep_py.core.events import EventOverlap
-from deep_ep_py.core.kept import kept
+from deep_ep_py.base.events import EventOverlap
+from deep_ep_py.base.kept import kept
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.handles import Origin
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 
 if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine

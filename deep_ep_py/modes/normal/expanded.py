@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.modes.normal.rows import Received, Rows
 
 if TYPE_CHECKING:

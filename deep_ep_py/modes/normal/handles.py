@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from deep_ep_py.core.carriers import carried, carrying
-from deep_ep_py.core.not_copied import NotCopied
+from deep_ep_py.base.carriers import carried, carrying
+from deep_ep_py.base.not_copied import NotCopied
 from deep_ep_py.modes.normal.plans import Plan
 from deep_ep_py.session.origin import number_of
 

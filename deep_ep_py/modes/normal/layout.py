@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deep_ep_py.core.native import C
+from deep_ep_py.base.native import C
 from deep_ep_py.modes.normal.plans import way_of
 from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT
 
 if TYPE_CHECKING:
-    from deep_ep_py.core.events import EventHandle, Streams
+    from deep_ep_py.base.events import EventHandle, Streams
     from deep_ep_py.session.engine import Engine
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deep_ep_py.core.arguments import wrong_id
-from deep_ep_py.core.native import C
+from deep_ep_py.base.arguments import wrong_id
+from deep_ep_py.base.native import C
 from deep_ep_py.modes.normal.rows import type_text
 from deep_ep_py.session.needs import Needs
 

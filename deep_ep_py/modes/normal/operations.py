@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.events import Streams
-from deep_ep_py.core.native import C
+from deep_ep_py.base import arguments
+from deep_ep_py.base.events import Streams
+from deep_ep_py.base.native import C
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.normal.choice_sums import ChoiceSums
@@ -22,8 +22,8 @@ from deep_ep_py.modes.normal.rows import Received, Rows
 from deep_ep_py.session.origin import check_origin
 
 if TYPE_CHECKING:
-    from deep_ep_py.core.config import Config
-    from deep_ep_py.core.events import EventOverlap
+    from deep_ep_py.base.config import Config
+    from deep_ep_py.base.events import EventOverlap
     from deep_ep_py.session.engine import Engine
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from deep_ep_py.core.carriers import alias_of
-from deep_ep_py.core.native import C
+from deep_ep_py.base.carriers import alias_of
+from deep_ep_py.base.native import C
 
 if TYPE_CHECKING:
-    from deep_ep_py.topology.topology import Topology
+    from deep_ep_py.transport.topology.topology import Topology
 
 Shapes = dict[str, tuple[int | None, ...]]
 """Shapes of a plan's tensors, by name; None marks sizes that are known only from the counts."""

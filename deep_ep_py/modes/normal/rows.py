@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.core import arguments
-from deep_ep_py.core.logs import log
+from deep_ep_py.base import arguments
+from deep_ep_py.base.logs import log
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 ONE_BYTE = (*FP8, torch.int8, torch.uint8)

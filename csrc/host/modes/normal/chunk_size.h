@@ -34,7 +34,7 @@ inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_
 // The same for two hops, with the smallest number of rows per chunk that keeps a NIC busy. `bytes_in_flight`, the NIC's
 // bandwidth times the time from a put to the `next` that answers it, must be in flight at once. The slots of all of its
 // row streams share them. More rows would only make the first row of a chunk wait for the last, and cost memory. The
-// formula is available to callers as Link.staging() of deep_ep_py/topology/link.py.
+// formula is available to callers as Link.staging() of deep_ep_py/transport/topology/link.py.
 inline wire::TwoHopLayout fit_chunks(wire::TwoHopSizes sizes, uint64_t region_bytes, uint64_t max_put_bytes,
                                      uint64_t bytes_in_flight) {
     const uint64_t slots = uint64_t{wire::kSlots} * (sizes.nodes > 1 ? sizes.others() : 1);

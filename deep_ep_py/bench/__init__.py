@@ -1,5 +1,0 @@
-"""The benchmark: `python -m deep_ep_py bench`."""
-
-from deep_ep_py.bench.config import BenchConfig, CapabilityError
-
-__all__ = ["BenchConfig", "CapabilityError"]

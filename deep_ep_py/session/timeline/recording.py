@@ -1,0 +1,183 @@
+"""The recording of one rank's timeline, from its start to its file."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deep_ep_py.base import files
+from deep_ep_py.base.logs import log
+from deep_ep_py.base.native import C
+from deep_ep_py.errors import DeepEPError
+from deep_ep_py.session.timeline.chrome import write_rank
+
+VARIABLE = "DEEP_EP_TRACE"
+"""The environment variable that has every Buffer of a process record a timeline, into this file."""
+
+MAX_EVENTS = 1_000_000
+"""Events that a process keeps, 64 bytes each; the file says how many came later."""
+
+_MAX_HEAP_BYTES = 1 << 44
+
+
+class _Process:
+    """The recordings in progress in this process, whose kernels and NICs have one common record."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.recorded: set[int] = set()  # ranks
+        self.files: dict[Path, itertools.count[int]] = {}
+
+    def begin(self, rank: int) -> None:
+        with self.lock:
+            if rank in self.recorded:
+                raise DeepEPError(f"trace: a recording of rank {rank} is in progress in this process")
+            if not self.recorded:
+                C.timeline.start(MAX_EVENTS)
+            self.recorded.add(rank)
+
+    def end(self, rank: int) -> tuple[list[C.timeline.Event], int]:
+        """Return the events of a rank, and how many of all ranks were not kept."""
+        with self.lock:
+            try:
+                return C.timeline.take(rank), C.timeline.lost()
+            finally:
+                self.recorded.discard(rank)
+                if not self.recorded:
+                    C.timeline.stop()
+
+
+_process = _Process()
+
+
+def _forget() -> None:
+    """Forget the parent's recordings in a forked child, whose own first recording clears the record."""
+    global _process
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Names words in the heaps, the same on every rank.
+
+    Parameters
+    ----------
+    rank : int
+        The rank of the Buffer.
+    bases : tuple of int
+        Where this process has mapped the heap of each rank; 0 where it has not.
+    """
+
+    rank: int
+    bases: tuple[int, ...]
+
+    def name(self, owner: int, address: int) -> str | None:
+        """Return the name of the word at an address of this process that is in the memory of a rank."""
+        base = self.bases[owner]
+        offset = address - base if base and address else -1
+        return f"{owner}:{offset}" if 0 <= offset < _MAX_HEAP_BYTES else None
+
+
+class Recording:
+    """A recording in progress. It has the operations of one Buffer, and what all kernels and NICs of its rank do in
+    this process.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file of the timeline. With several ranks, each writes its own, with its rank before the suffix.
+    engine : session.engine.Engine
+        The engine of the Buffer.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The file of this rank.
+    ended : bool
+        Whether `end` has been called.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    DeepEPError
+        A recording of a Buffer with this rank is in progress in this process.
+    """
+
+    def __init__(self, path: Path, engine: Any) -> None:
+        self.path = file_of(path.absolute(), engine.rank, engine.ranks)
+        files.check_writable(self.path)
+        self._process, self._ranks, self._log = os.getpid(), engine.ranks, engine.log
+        self._group = f"{engine.membership.number} {_mark_of(engine)}"
+        self._words = Words(engine.rank, tuple(engine.runtime.peer_base(rank) for rank in range(engine.ranks)))
+        _process.begin(engine.rank)
+        self.ended = False
+        self._log.start_spans()
+
+    def end(self) -> None:
+        """End the recording and write the file; does nothing the second time, or in a forked child.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        if self.ended or os.getpid() != self._process:
+            return
+        self.ended = True
+        try:
+            spans = self._log.end_spans()
+        finally:
+            events, lost = _process.end(self._words.rank)
+        write_rank(self.path, self._words, self._ranks, self._group, spans, events, lost)
+        log.info("rank %d: timeline written to %s", self._words.rank, self.path)
+
+    def end_quietly(self) -> None:
+        """End the recording where an error must not hide another, or fail the caller: it is logged."""
+        try:
+            self.end()
+        except OSError as error:
+            log.error("rank %d: the timeline is lost: %s", self._words.rank, error)
+
+
+def file_of(path: Path, rank: int, ranks: int) -> Path:
+    """Return the file of a rank's timeline."""
+    return path if ranks == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def _mark_of(engine: Any) -> str:
+    """Return a short text that the ranks of a Buffer have in common, and those of others do not."""
+    return hashlib.sha256("\0".join(engine.membership.members).encode()).hexdigest()[:8]
+
+
+def start_if_asked(engine: Any) -> list[Recording]:
+    """Start a recording if `DEEP_EP_TRACE` names a file; it ends with the Buffer, or at the latest with the process.
+
+    Where the Buffer's group is not that of all processes which torchrun has started, the file's name has a mark of the
+    group. A later Buffer of the same rank in this process gets a file of its own, with its number before the suffix; it
+    is not recorded while the earlier one is. What keeps a timeline from being recorded is logged, and does not keep the
+    Buffer from working.
+    """
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return []
+    path = Path(name)
+    if os.environ.get("WORLD_SIZE", str(engine.ranks)) != str(engine.ranks):
+        path = path.with_name(f"{path.stem}.{_mark_of(engine)}{path.suffix}")
+    with _process.lock:
+        number = next(_process.files.setdefault(file_of(path, engine.rank, engine.ranks), itertools.count(1)))
+    if number > 1:
+        path = path.with_name(f"{path.stem}.{number}{path.suffix}")
+    try:
+        return [Recording(path, engine)]
+    except (OSError, DeepEPError) as error:
+        log.error("rank %d: no timeline is recorded: %s", engine.rank, error)
+        return []

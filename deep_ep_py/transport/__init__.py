@@ -1,0 +1,1 @@
+"""How ranks find and reach each other."""
