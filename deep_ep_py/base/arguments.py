@@ -317,17 +317,6 @@ def wrong_id(found: int) -> ValueError:
     )
 
 
-def config(value: Any) -> int | None:
-    """Check a Config and return the number of blocks it asks for; None without one."""
-    from deep_ep_py.base.config import Config
-
-    if value is None:
-        return None
-    if not isinstance(value, Config):
-        raise TypeError(f"config={describe(value)}: expected a Config")
-    return integer("config.num_sms", value.num_sms, 1, MAX_BLOCKS)
-
-
 def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Check combine's bias: None, one tensor or two."""
     if value is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from deep_ep_py.base import arguments
 
@@ -123,3 +124,12 @@ class Config:
         channels, rdma_ranks = max(self.num_sms // 2, 1), max(num_ranks // 8, 1)
         row_bytes = 2 * (hidden_bytes + _META_BYTES + 16)
         return _align(channels * rdma_ranks * ((8 * 2 + 2) * 4 * 2 + self.num_max_rdma_chunked_recv_tokens * row_bytes))
+
+
+def blocks_of(config: Any) -> int | None:
+    """Check the argument `config` of a call and return the number of blocks it asks for; None without one."""
+    if config is None:
+        return None
+    if not isinstance(config, Config):
+        raise TypeError(f"config={arguments.describe(config)}: expected a Config")
+    return arguments.integer("config.num_sms", config.num_sms, 1, arguments.MAX_BLOCKS)

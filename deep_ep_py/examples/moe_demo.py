@@ -23,9 +23,10 @@ from deep_ep_py.examples.demo_report import plot_demo, print_demo
 from deep_ep_py.examples.moe_layer import ExpertParallelMoE, Gate
 from deep_ep_py.examples.text import embed_bytes, read_text
 from deep_ep_py.moe import Experts
-from deep_ep_py.tools.bench.launch import RankContext, launch, torchrun_rank
+from deep_ep_py.tools.bench.launch import launch, torchrun_rank
 from deep_ep_py.tools.bench.processes import RankFailed
 from deep_ep_py.tools.bench.progress import BenchProgress, make_console
+from deep_ep_py.tools.bench.rank_job import RankContext
 from deep_ep_py.tools.bench.routing import require_groups
 from deep_ep_py.tools.bench.timing import Stopwatch
 

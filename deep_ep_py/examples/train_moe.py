@@ -26,9 +26,10 @@ from deep_ep_py.examples.text import read_repository
 from deep_ep_py.examples.train_model import Batches, ByteModel, OneProcessMoE, TrainConfig
 from deep_ep_py.examples.train_report import plot_training, print_training, verdict
 from deep_ep_py.moe import Gate, MoELayer
-from deep_ep_py.tools.bench.launch import RankContext, launch, torchrun_rank
+from deep_ep_py.tools.bench.launch import launch, torchrun_rank
 from deep_ep_py.tools.bench.processes import RankFailed
 from deep_ep_py.tools.bench.progress import BenchProgress, make_console
+from deep_ep_py.tools.bench.rank_job import RankContext
 
 _BF16_BYTES = 2
 _EPS, _SLOW_STEPS = 1e-3, 20

@@ -10,7 +10,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME, Case
-from deep_ep_py.base import arguments
+from deep_ep_py.modes.normal import operations
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 
@@ -83,13 +83,13 @@ def test_number_of_sms_is_that_of_the_kernels(
     buffer_class: type[deep_ep.Buffer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int | None] = []
-    check = arguments.config
+    check = operations.blocks_of
 
     def spy(value: Any) -> int | None:
         seen.append(check(value))
         return seen[-1]
 
-    monkeypatch.setattr(arguments, "config", spy)
+    monkeypatch.setattr(operations, "blocks_of", spy)
 
     def on_each_rank(group: Any, blocks: int | None) -> None:
         buffer = buffer_class(group, num_nvl_bytes=1 << 20)

@@ -139,16 +139,16 @@ def test_includes_point_down() -> None:
     assert not wrong
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the full names of all imports, except those for types only."""
+def imported(tree: ast.AST, for_types: bool = False) -> Iterator[str]:
+    """Yield the full names of all imports, those for types only if asked for."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        yield from imported(node)
+        yield from imported(node, for_types)
 
 
 def part_of(name: str) -> str:
@@ -169,6 +169,47 @@ def test_imports_point_down() -> None:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
     assert parts == set(IMPORTS)
+
+
+# The modules of each import the other, one of them for types only. No more may be added.
+CIRCLES = {
+    ("deep_ep_py.buffer", "deep_ep_py.v1.runtime"),
+    ("deep_ep_py.session.engine", "deep_ep_py.session.opening"),
+    ("deep_ep_py.transport.nvshmem.job", "deep_ep_py.transport.nvshmem.pool"),
+    ("deep_ep_py.v2.handle", "deep_ep_py.v2.one_by_one"),
+}
+
+
+def test_no_modules_import_each_other() -> None:
+    """Directly or by way of others, types included."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / "deep_ep_py").rglob("*.py")
+    }
+
+    def module_of(name: str) -> str:
+        while name and name not in paths:
+            name = name.rpartition(".")[0]
+        return name
+
+    found = {
+        name: {module_of(other) for other in imported(ast.parse(path.read_text()), for_types=True)}
+        - {"", "deep_ep_py", name}
+        for name, path in paths.items()
+    }
+
+    def reached(begin: str) -> set[str]:
+        seen, waiting = set[str](), [begin]
+        while waiting:
+            more = found[waiting.pop()] - seen
+            seen |= more
+            waiting += more
+        return seen
+
+    everywhere = {name: reached(name) for name in paths}
+    assert {
+        (one, other) for one in paths for other in everywhere[one] if one < other and one in everywhere[other]
+    } == CIRCLES
 
 
 def test_the_lists_of_kernels_agree() -> None:

@@ -9,7 +9,7 @@ import time
 
 import torch.distributed as dist
 
-from deep_ep_py.tools.bench.launch import RankContext
+from deep_ep_py.tools.bench.rank_job import RankContext
 
 
 def wait_forever(context: RankContext) -> None:

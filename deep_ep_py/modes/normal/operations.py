@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep_ep_py.base import arguments
+from deep_ep_py.base.config import blocks_of
 from deep_ep_py.base.events import Streams
 from deep_ep_py.base.native import C
 from deep_ep_py.device.rates import destinations
@@ -114,7 +115,7 @@ class PendingDispatch(_Pending):
         """Check the arguments and launch the first kernel."""
         arguments.integer("expert_alignment", given.expert_alignment, 1, arguments.MAX_ALIGNMENT)
         arguments.integer("num_worst_tokens", given.num_worst_tokens, 0, arguments.MAX_ROWS)
-        blocks = arguments.config(given.config)
+        blocks = blocks_of(given.config)
         if given.handle is not None:
             return PendingDispatch._begin_cached(engine, given, blocks)
         if given.num_worst_tokens == 0 and engine.device.capturing():
@@ -343,7 +344,7 @@ class PendingCombine(_Pending):
     def begin(engine: Engine, given: CombineArguments) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
         record, streams = checked_record(engine, given.handle), given.streams
-        blocks = arguments.config(given.config)
+        blocks = blocks_of(given.config)
         device = engine.device.torch_device
         placement = given.placement
         rows = record.rows if placement is None else placement.expanded_rows

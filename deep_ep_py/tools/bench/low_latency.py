@@ -12,9 +12,9 @@ import torch.distributed as dist
 from deep_ep_py.tools.bench.config import BenchConfig
 from deep_ep_py.tools.bench.host_time import HostTimes
 from deep_ep_py.tools.bench.inputs import Inputs
-from deep_ep_py.tools.bench.launch import RankContext
 from deep_ep_py.tools.bench.low_latency_baselines import SelectionBaseline, make_baselines
 from deep_ep_py.tools.bench.low_latency_oracle import Selections
+from deep_ep_py.tools.bench.rank_job import RankContext
 from deep_ep_py.tools.bench.size_run import SizeRun
 from deep_ep_py.tools.bench.wire import WireMeter
 

@@ -8,9 +8,9 @@ import torch
 
 from deep_ep_py.tools.bench.baselines import Baseline, make_baselines
 from deep_ep_py.tools.bench.config import BenchConfig
-from deep_ep_py.tools.bench.launch import RankContext
 from deep_ep_py.tools.bench.oracle import Oracle
 from deep_ep_py.tools.bench.ours import Ours
+from deep_ep_py.tools.bench.rank_job import RankContext
 from deep_ep_py.tools.bench.size_run import SizeRun
 from deep_ep_py.tools.bench.wire import WireMeter
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deep_ep_py.base.native import C
-from deep_ep_py.tools.bench.launch import RankContext
+from deep_ep_py.tools.bench.rank_job import RankContext
 from deep_ep_py.transport.bootstrap.groups import make_bootstrap
 from deep_ep_py.transport.bootstrap.start import connect, exchange_heaps
 

@@ -79,7 +79,7 @@ def main(parent: int, descriptor: int, *descriptors: int) -> None:
     except (EOFError, OSError):
         sys.exit(1)  # no process is left to tell
 
-    from deep_ep_py.tools.bench.launch import run_job
+    from deep_ep_py.tools.bench.rank_job import run_job
 
     gc.freeze()
     # A process that ignores it passes that on, and no child can be waited for where it is ignored.

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from deep_ep_py.tools.bench.config import BenchConfig
 from deep_ep_py.tools.bench.inputs import Inputs
-from deep_ep_py.tools.bench.launch import RankContext
+from deep_ep_py.tools.bench.rank_job import RankContext
 from deep_ep_py.tools.bench.timing import Stopwatch
 from deep_ep_py.tools.bench.wire import WireMeter
 

@@ -8,9 +8,9 @@ from typing import Any
 from deep_ep_py.base.environment import PROVIDER
 from deep_ep_py.tools.bench.config import BenchConfig
 from deep_ep_py.tools.bench.elastic import ElasticRun
-from deep_ep_py.tools.bench.launch import RankContext
 from deep_ep_py.tools.bench.low_latency import LowLatencyRun
 from deep_ep_py.tools.bench.normal import NormalRun
+from deep_ep_py.tools.bench.rank_job import RankContext
 
 
 def run_bench(context: RankContext, config: BenchConfig) -> list[dict[str, Any]]:
