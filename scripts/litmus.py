@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "protocol"))
 from litmus.idioms import LITMUS  # noqa: E402
 from litmus.model import Executions  # noqa: E402
 from litmus.program import Litmus, Program  # noqa: E402

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "protocol"))
 from models.catalogue import CASES, MODELS  # noqa: E402
 from models.explore import explore, name_of  # noqa: E402
 
@@ -22,7 +22,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
     began, bad = time.monotonic(), 0
     for case in CASES:
-        console.print(f"{case.number} without {case.rule} (tests/models/{case.file}.py)", style="bold")
+        console.print(f"{case.number} without {case.rule} (tests/protocol/models/{case.file}.py)", style="bold")
         found = case.counterexample() or ["nothing goes wrong"]
         for number, step in enumerate(found[:-1], 1):
             console.print(f"  {number:3} {step}")

@@ -1,6 +1,6 @@
 """Ask a compiler for the offsets in NVSHMEM's headers of the fields that csrc/wire/nvshmem.h reads, and store them.
 
-python scripts/nvshmem_layouts.py                       writes tests/data/nvshmem/VERSION.json for all known versions
+python scripts/nvshmem_layouts.py                       writes VERSION.json for all known versions to the tests
 python scripts/nvshmem_layouts.py --check 3.8.0         compares the file of one version instead
 python scripts/nvshmem_layouts.py --wheels DIR 3.9.0    takes the wheel from DIR, or downloads it to DIR
 
@@ -25,7 +25,7 @@ import click
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
-GOLDEN = ROOT / "tests" / "data" / "nvshmem"
+GOLDEN = ROOT / "tests" / "support" / "data" / "nvshmem"
 PACKAGE = "nvidia-nvshmem-cu13"
 KNOWN = ("3.4.5", "3.5.21", "3.6.5", "3.7.2", "3.8.0")
 HEADERS = (

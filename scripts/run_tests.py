@@ -13,7 +13,7 @@ values right when no race occurs.
 
 A part is cut into shards of whole files by the durations in tests/durations.json; --record replaces those of the parts
 that run. With pytest arguments a part runs the tests that they select: `run_tests.py races --
-tests/normal/test_layout.py -k empty`.
+tests/modes/normal/test_layout.py -k empty`.
 """
 
 from __future__ import annotations

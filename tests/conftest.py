@@ -32,9 +32,9 @@ settings.load_profile("deep_ep_py")
 
 
 # Folders of which most tests compile something, or start a stand-in or processes.
-SLOW_FOLDERS = ("building", "cuda", "e2e")
+SLOW_FOLDERS = ("packaging", "device/cuda", "e2e")
 # Tests of Python above the kernels, which run the same kernels as the tests of the two modes.
-ABOVE_KERNELS = ("eplb", "moe", "profile", "low_latency/test_serving_engines.py")
+ABOVE_KERNELS = ("layers", "tools/profile", "modes/low_latency/test_serving_engines.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

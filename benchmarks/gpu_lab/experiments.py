@@ -28,7 +28,7 @@ _RATES = (
 )
 # A kernel that never ends must not take the time of all tests.
 _PYTEST = (PYTHON, "-m", "pytest", "-rs", "--durations=5", "--timeout=20", "--timeout-method=signal", "-o", "addopts=")
-_GPU = "tests/gpu"
+_GPU = "tests/device/gpu"
 _LOW_LATENCY = (
     *("--mode=low-latency", "--dtype=fp8"),
     f"--tokens={sizes.LOW_LATENCY_TOKENS}",
@@ -132,7 +132,7 @@ def _foundations() -> Iterator[Experiment]:
 
 
 def _on_several_gpus(gpus: int) -> Iterator[Experiment]:
-    worker = "tests/workers"
+    worker = "tests/support/workers"
     yield Experiment(
         "links_normal",
         "Is every row of normal mode right where each rank has a GPU of its own?",
@@ -286,7 +286,7 @@ def _by_name() -> Iterator[Experiment]:
 
 def _watched() -> Iterator[Experiment]:
     """Yield experiments under tools that may run kernels one by one: all ranks of a case are one launch."""
-    case = (PYTHON, "tests/workers/gpu_case.py")
+    case = (PYTHON, "tests/support/workers/gpu_case.py")
     for tool in SANITIZERS:
         watch = ("compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10")
         for mode, cases in WATCHED.items():

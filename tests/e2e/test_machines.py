@@ -42,7 +42,7 @@ def test_the_clusters_tests_pass(
     has two nodes, software NICs join its nodes while the proxy joins the machines.
     """
     monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", str(ranks_per_node))
-    arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/multinode")
+    arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/transport/multinode")
     launchers = machines.torchrun(4, tmp_path, *arguments)
     output = "\n".join(f"--- machine {machine}:\n{done.stdout}" for machine, done in enumerate(launchers))
     assert [done.returncode for done in launchers] == [0] * MACHINES, output

@@ -1,4 +1,4 @@
-"""The cluster tests in `tests/multinode`, with a launcher for each of two nodes on this machine."""
+"""The cluster tests in `tests/transport/multinode`, with a launcher for each of two nodes on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES, RANKS_PER_NODE = 2, 4
 @pytest.mark.thorough
 def test_all_pass_on_two_nodes(tmp_path: Path) -> None:
     before = shared_memory()
-    arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/multinode")
+    arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/transport/multinode")
     launchers = torchrun_nodes(NODES, RANKS_PER_NODE, tmp_path, *arguments)
     output = "\n".join(f"--- node {node}:\n{done.stdout}" for node, done in enumerate(launchers))
     assert [done.returncode for done in launchers] == [0] * NODES, output

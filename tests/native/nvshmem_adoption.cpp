@@ -1,6 +1,6 @@
 // Adopts queue pairs and keys from fabricated states of an NVSHMEM, with the layout of a golden file:
 //
-//   nvshmem_adoption tests/data/nvshmem/VERSION.json
+//   nvshmem_adoption tests/support/data/nvshmem/VERSION.json
 //
 // Prints each failure on a line, and the number of cases.
 #include <algorithm>

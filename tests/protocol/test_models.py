@@ -67,7 +67,9 @@ def test_the_document_names_the_model_of_each_rule() -> None:
     text = (ROOT / "docs" / "PROTOCOL.md").read_text()
     named: set[tuple[str, str, str]] = set()
     for number, section in re.findall(r"^### (P\d+)\.(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE):
-        for file, rules in re.findall(r"\*Model:\* `tests/models/(\w+)\.py`, rules? (.*?)\.\n", section, re.DOTALL):
+        for file, rules in re.findall(
+            r"\*Model:\* `tests/protocol/models/(\w+)\.py`, rules? (.*?)\.\n", section, re.DOTALL
+        ):
             named |= {(number, file, rule) for rule in re.findall(r"`(\w+)`", rules)}
     assert named == {(case.number, case.file, case.rule) for case in CASES}
 

@@ -134,7 +134,7 @@ def test_an_interrupted_operation_keeps_its_outputs(arena_bytes: int | None) -> 
     under_schedules(2, on_each_rank)
 
 
-# Each is described in tests/workers/growing_arena.py.
+# Each is described in tests/support/workers/growing_arena.py.
 GROWING = ["grows", "announced_by_the_next", "dropped", "no_more_memory", "little_more_memory", "no_host_waits"]
 BETWEEN_PROCESSES = ["all_at_once", "what_suits_all", "cannot_be_handed_over", "cannot_be_mapped"]
 

@@ -86,8 +86,8 @@ class Machines:
 
     @contextmanager
     def ranks(self, ranks_per_machine: int, worker: str, *arguments: str) -> Iterator[Ranks]:
-        """Run a worker of `tests/workers` on each machine, with a process per rank and no launcher that would end
-        all processes when one ends. Processes still running at the end of the body are killed.
+        """Run a worker of `workers` on each machine, with a process per rank and no launcher that would end all
+        processes when one ends. Processes still running at the end of the body are killed.
         """
         size = ranks_per_machine * MACHINES
         place = {"WORLD_SIZE": str(size), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(free_port())}

@@ -11,8 +11,8 @@ ROOT = TESTS.parent
 CSRC = ROOT / "csrc"
 SCRIPTS = ROOT / "scripts"
 NATIVE = TESTS / "native"
-WORKERS = TESTS / "workers"
-DATA = TESTS / "data"
+WORKERS = SUPPORT / "workers"
+DATA = SUPPORT / "data"
 LONG_RESULTS = ROOT / "out" / "long"
 
 

@@ -31,7 +31,7 @@ class Argument:
 
 _FAILURE = "only the word itself is communicated; device scope would suffice on one GPU, but a host reads it"
 _ABORT = "needed where a user overwrites rows after a failure, in an order nothing reports: litmus last_look"
-_MASKS = "needed where a source sends while it is being masked: tests/models/masking.py, rules told_first, decided_once"
+_MASKS = "needed where a source sends while it is being masked: models/masking.py, rules told_first, decided_once"
 _CALLERS = "all callers also have a barrier; the function does not rely on it"
 _MAPPED = "raised before the launch that needs it, which orders it; a host may raise it for a later one at any time"
 _TAKEN = "slots are strong words, so no race is visible; litmus nic_completion has the same order"

@@ -1,4 +1,4 @@
-"""Runs a script of `tests/workers` that reports in lines of JSON."""
+"""Runs a script of `tests/support/workers` that reports in lines of JSON."""
 
 from __future__ import annotations
 

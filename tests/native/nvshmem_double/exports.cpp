@@ -1,7 +1,7 @@
 // The functions of NVSHMEM's host library that this library or nvshmem4py calls, and functions for tests.
 //
 //   NVSHMEM_DOUBLE_FOLDER   where the PEs meet and the heaps are; required
-//   NVSHMEM_DOUBLE_LAYOUTS  tests/data/nvshmem; required
+//   NVSHMEM_DOUBLE_LAYOUTS  tests/support/data/nvshmem; required
 //   NVSHMEM_DOUBLE_VERSION  of the host library, one that is laid out there; required
 //   NVSHMEM_DOUBLE_SECONDS  timeout of a collective call: 60
 //   NVSHMEM_DOUBLE_PES_PER_NODE  consecutive PEs that are near each other: all

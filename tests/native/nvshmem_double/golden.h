@@ -1,4 +1,4 @@
-// The layout of NVSHMEM's structs from a file of tests/data/nvshmem, not from the tables of wire/nvshmem.h, which are
+// The layout of NVSHMEM's structs from a file of tests/support/data/nvshmem, not from the tables of wire/nvshmem.h, which are
 // under test.
 #pragma once
 

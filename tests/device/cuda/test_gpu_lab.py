@@ -320,7 +320,7 @@ def test_pairs_are_experiments_like_others(tmp_path: Path) -> None:
 
 # --- over the stand-in ------------------------------------------------------------------------------------------------
 
-# Of the tests that experiments run, a few that are short here; tests/cuda/test_cuda_buffer.py runs the others.
+# Of the tests that experiments run, a few that are short here; tests/device/cuda/test_cuda_buffer.py runs the others.
 NOT_HERE = (
     *("compiled", "recorded", "sixty_four", "between_processes", "graph", "streams", "moves", "dtype0"),
     "random_routings",

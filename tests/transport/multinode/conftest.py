@@ -1,6 +1,7 @@
 """Tests for ranks on several nodes: each process that torchrun starts is a rank, and all run the same tests in order.
 
-    torchrun --nnodes N --nproc-per-node M --node-rank R --master-addr HOST --master-port PORT -m pytest tests/multinode
+    torchrun --nnodes N --nproc-per-node M --node-rank R --master-addr HOST --master-port PORT \\
+        -m pytest tests/transport/multinode
 
 A node consists of the LOCAL_WORLD_SIZE processes of a launcher. Either each node is a machine and the host proxy joins
 them, or several launchers on one machine play several nodes, joined by software NICs. DEEP_EP_RANKS_PER_NODE makes
@@ -33,7 +34,7 @@ from harness import Trial
 from low_latency import Sizes, Work
 from places import TESTS
 
-COMMAND = "torchrun --nnodes N --nproc-per-node M ... -m pytest tests/multinode"
+COMMAND = "torchrun --nnodes N --nproc-per-node M ... -m pytest tests/transport/multinode"
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables that torchrun sets for each process."""
 
@@ -85,7 +86,7 @@ def started_by_torchrun() -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     several = started_by_torchrun() and os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]
     for item in items:
-        if item.path.is_relative_to(TESTS / "multinode"):
+        if item.path.is_relative_to(TESTS / "transport" / "multinode"):
             item.add_marker("once")
             if not several:
                 item.add_marker(pytest.mark.skip(reason=f"each process is a rank, on several nodes: {COMMAND}"))

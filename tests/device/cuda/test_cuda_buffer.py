@@ -134,7 +134,7 @@ def test_a_provider_that_is_not_there(
 
 
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
-    """All of them, with ranks as threads, and the other tests of tests/gpu/test_gpu.py."""
+    """All of them, with ranks as threads, and the other tests of tests/device/gpu/test_gpu.py."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
     assert "cuMemExportToShareableHandle" not in (tmp_path / "log").read_text(), "no other process may map heaps"
 
@@ -154,8 +154,8 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
     [("not processes and not low_latency_model", 20), pytest.param("low_latency_model", 1, marks=pytest.mark.thorough)],
 )
 def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Path, which: str, least: int) -> None:
-    """The tests of tests/gpu, unchanged, with ranks as threads. Those with processes need a torch with CUDA."""
-    chosen = ["pytest", str(TESTS / "gpu" / "test_low_latency.py"), "-k", which]
+    """The tests of tests/device/gpu, unchanged, with ranks as threads. Those with processes need a torch with CUDA."""
+    chosen = ["pytest", str(TESTS / "device" / "gpu" / "test_low_latency.py"), "-k", which]
     log, queues = tmp_path / "log", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     printed = on_threads(double, workers / "gpu_on_double.py", log, *chosen, **queues)
     passed = re.search(r"^(\d+) passed, \d+ deselected", printed, re.MULTILINE)
@@ -165,7 +165,7 @@ def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Pa
 @pytest.mark.thorough
 def test_the_tests_of_the_elastic_buffer(double: Path, workers: Path, tmp_path: Path) -> None:
     """The same for V2's interface; graphs are replayed in `ranks_as_threads.py`."""
-    chosen = ["pytest", str(TESTS / "gpu" / "test_elastic.py"), "-k", "not graph"]
+    chosen = ["pytest", str(TESTS / "device" / "gpu" / "test_elastic.py"), "-k", "not graph"]
     log, queues = tmp_path / "log", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     printed = on_threads(double, workers / "gpu_on_double.py", log, *chosen, **queues)
     passed = re.search(r"^(\d+) passed, 1 deselected", printed, re.MULTILINE)
@@ -173,7 +173,7 @@ def test_the_tests_of_the_elastic_buffer(double: Path, workers: Path, tmp_path: 
 
 
 def test_the_tests_of_redundant_experts(double: Path, workers: Path, tmp_path: Path) -> None:
-    chosen = ["pytest", str(TESTS / "gpu" / "test_eplb.py")]
+    chosen = ["pytest", str(TESTS / "device" / "gpu" / "test_eplb.py")]
     printed = on_threads(
         double, workers / "gpu_on_double.py", tmp_path / "log", *chosen, CUDA_DEVICE_MAX_CONNECTIONS="32"
     )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 
 ENTRIES = {
     "rates": ["-m", "deep_ep_py", "rates", "--dry-run"],
-    "pytest": ["-m", "pytest", "-q", "tests/gpu/test_gpu.py"],
+    "pytest": ["-m", "pytest", "-q", "tests/device/gpu/test_gpu.py"],
     "gpu_lab": ["-m", "benchmarks.gpu_lab", "--only=posting"],
 }
 

@@ -185,7 +185,7 @@ def test_notify_loads_a_batch_of_flags_before_it_counts() -> None:
 def test_combine_loads_the_next_pieces_before_it_stores_a_sum() -> None:
     """From as many ranks as registers allow; otherwise a warp waits for the loads of each step.
 
-    For bulk copies, tests/ptx/test_bytes_in_flight.py counts the bytes in flight.
+    For bulk copies, tests/sim/ptx/test_bytes_in_flight.py counts the bytes in flight.
     """
     steps = ptx_of("combine", "sm_80").split("st.global.v4.b32")[:-1]
     letters = {"ld.": "L", "add": "A"}
