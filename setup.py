@@ -30,13 +30,13 @@ class BuildNative(build_ext):
         variant = native_build.VARIANTS[ext.name.rpartition("_")[2]]
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         try:
-            native_build.build_extension(variant, target)
+            native_build.build_extension(variant, target, for_tests=self.inplace or self.editable_mode)
         except native_build.BuildError as error:
             raise CompileError(str(error)) from None
 
 
 class BuildPython(build_py):
-    """The command that puts csrc/ into the wheel as deep_ep_py/csrc: kernels are compiled from it at run time."""
+    """The command that puts headers into the wheel as deep_ep_py/csrc: kernels are compiled from them at run time."""
 
     def run(self) -> None:
         package = Path(self.build_lib) / "deep_ep_py"
@@ -45,10 +45,11 @@ class BuildPython(build_py):
         super().run()
         if self.editable_mode:
             return
-        for source in sorted(native_build.SOURCE_ROOT.rglob("*.h")):
-            target = package / "csrc" / source.relative_to(native_build.SOURCE_ROOT)
-            self.mkpath(str(target.parent))
-            self.copy_file(str(source), str(target))
+        for folder in native_build.FOR_GPUS:
+            for source in sorted((native_build.SOURCE_ROOT / folder).rglob("*.h")):
+                target = package / "csrc" / source.relative_to(native_build.SOURCE_ROOT)
+                self.mkpath(str(target.parent))
+                self.copy_file(str(source), str(target))
 
 
 setup(

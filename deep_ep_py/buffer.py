@@ -91,11 +91,12 @@ class Buffer(V1Surface, NotCopied):
         and reach only one machine; on a GPU, a host thread serves them, which allows testing the send path on one GPU.
         "proxy": a thread of each process sends over libfabric, with the provider that DEEP_EP_PROXY_PROVIDER names, or
         the best one available. With either of these, all heaps of a GPU's ranks are in pinned host memory (`stats`
-        reports `through_host`), which is not fast. For tests, on a CPU only: "weak", an agent that delays, splits and
-        reorders messages; "mixed", some pairs by loads and stores, some weak. Default: the environment variable
-        DEEP_EP_FABRIC, a comma-separated list; if it is not set, those available of "peer", "ibgda" and "proxy", in
-        this order (on a GPU, of "peer" and "proxy"). A single name selects what joins nodes: "peer" is implied before
-        it, except for "mixed", and for "weak" on one node. With a list without "peer", each rank is a node of its own.
+        reports `through_host`), which is not fast. For tests of a checkout, on a CPU only: "weak", an agent that
+        delays, splits and reorders messages; "mixed", some pairs by loads and stores, some weak. Default: the
+        environment variable DEEP_EP_FABRIC, a comma-separated list; if it is not set, those available of "peer",
+        "ibgda" and "proxy", in this order (on a GPU, of "peer" and "proxy"). A single name selects what joins nodes:
+        "peer" is implied before it, except for "mixed", and for "weak" on one node. With a list without "peer", each
+        rank is a node of its own.
         `python -m deep_ep_py doctor` shows the paths that ranks would take.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable

@@ -88,6 +88,9 @@ STANDARD_HEADERS = (
 )
 BINDINGS_HEADERS = ("pybind11/pybind11.h", "pybind11/functional.h", "pybind11/stl.h")
 LIBFABRIC_HEADER = "rdma/fabric.h"
+# Folders of what kernels include, which is compiled for GPUs where the library is used.
+FOR_GPUS = ("device", "fabric", "kernels", "wire")
+TEST_NETWORKS = "sim/network/weak"
 WITH_LIBFABRIC, WITHOUT_LIBFABRIC = "host/network/proxy/with_libfabric", "host/network/proxy/without_libfabric"
 PRECOMPILED_FOR = 4  # units with the same flags; for fewer, precompiling costs more than it saves
 # More in a unit would save little, and leave cores idle while the last ones are compiled.
@@ -235,7 +238,7 @@ def units_of(sources: Sequence[Path]) -> list[Unit]:
     return units
 
 
-def library_sources(variant: Variant) -> list[Path]:
+def library_sources(variant: Variant, for_tests: bool = True) -> list[Path]:
     """Return the sources of csrc/ for a variant, without those of the bindings.
 
     The compiler is asked at every build which optional sources can be included, so that a build becomes stale when the
@@ -247,6 +250,8 @@ def library_sources(variant: Variant) -> list[Path]:
     left_out.append(SOURCE_ROOT / BINDINGS)
     if not variant.interprets:
         left_out.append(SOURCE_ROOT / INTERPRETER)
+    if not for_tests:
+        left_out.append(SOURCE_ROOT / TEST_NETWORKS)
     everything = sorted(SOURCE_ROOT.rglob("*.cpp"))
     return [path for path in everything if not any(path.is_relative_to(folder) for folder in left_out)]
 
@@ -449,14 +454,17 @@ def build_module(variant: Variant, sources: Sequence[Path], target: Path, link: 
         return _link(variant, [*compiler, "-shared"], (*link_flags, *link), objects, target)
 
 
-def build_extension(variant: Variant, target: Path) -> bool:
-    """Bring `target`, the variant's extension module, up to date; return whether anything had changed."""
-    linked = objects_folder(variant) / target.name
+def build_extension(variant: Variant, target: Path, for_tests: bool = True) -> bool:
+    """Bring `target`, the variant's extension module, up to date; return whether anything had changed.
+
+    What only tests of the library use can be left out.
+    """
+    linked = objects_folder(variant) / ("" if for_tests else "installed") / target.name
     compiler, link_flags = find_compiler(variant)
     name = target.name.partition(".")[0]
     entry = f"-Wl,--defsym=PyInit_{name}=PyInit__C"  # Python looks for the name of the file
     with _locked(objects_folder(variant) / ".lock"):
-        objects = _objects(variant, compiler, library_sources(variant), "")
+        objects = _objects(variant, compiler, library_sources(variant, for_tests), "")
         objects += _bindings(variant, bindings_sources(variant), "deep_ep_py")
         changed = _link(variant, [*compiler, "-shared"], (*link_flags, entry), objects, linked)
     if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import native_build
 from deep_ep_py.device.jit import KERNELS as LISTED
 from places import CSRC, ROOT
 
@@ -81,7 +82,7 @@ INCLUDES = {
     },
 }
 # NVRTC ships no standard headers, so the sources it compiles include none.
-FOR_GPUS = {"wire", "device", "fabric", *KERNELS}
+FOR_GPUS = {*native_build.FOR_GPUS, *KERNELS}
 
 # The same for the parts of the Python package, which are modules and folders; "" is the package's own module.
 GROUND = {"_version", "errors", "base"}

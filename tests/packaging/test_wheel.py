@@ -19,7 +19,7 @@ from deep_ep_py._version import __version__
 from deep_ep_py.base.sources import sources_hash
 from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
 from installations import Installation
-from native_build import VARIANTS, extension_suffix
+from native_build import FOR_GPUS, VARIANTS, extension_suffix
 from places import CSRC, ROOT, WORKERS
 
 pytestmark = [pytest.mark.once, pytest.mark.thorough]
@@ -40,12 +40,17 @@ def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Insta
     return Installation(wheel, tmp_path_factory.mktemp("installation"))
 
 
+def device_headers() -> list[Path]:
+    """Return the headers from which kernels are compiled."""
+    return [path for folder in FOR_GPUS for path in (CSRC / folder).rglob("*.h")]
+
+
 def expected_members() -> set[str]:
     """Return the names of the files that a wheel of the checkout must have."""
     package = ROOT / "deep_ep_py"
     files = [*package.rglob("*.py"), *(package / "_C").glob("*.pyi"), package / "py.typed"]
     names = {path.relative_to(ROOT).as_posix() for path in files}
-    names |= {f"deep_ep_py/csrc/{path.relative_to(CSRC).as_posix()}" for path in CSRC.rglob("*.h")}
+    names |= {f"deep_ep_py/csrc/{path.relative_to(CSRC).as_posix()}" for path in device_headers()}
     names.add(f"deep_ep_py/{VARIANTS['fast'].module}{extension_suffix()}")
     return names | {f"deep_ep_py-{__version__}.dist-info/{name}" for name in METADATA}
 
@@ -63,13 +68,24 @@ def check_installed(installation: Installation) -> dict[str, str]:
 
 
 def test_members(wheel: Path) -> None:
-    """One extension; no tests, no objects, no sources but headers."""
+    """One extension; no tests, no objects, no sources but the headers of kernels."""
     assert make_wheel.members(wheel) == expected_members()
     assert "none-any" not in wheel.name
 
 
 def test_it_works_where_only_the_wheel_is_installed(installation: Installation) -> None:
     check_installed(installation)
+
+
+def test_networks_of_tests_are_left_out(installation: Installation, tmp_path: Path) -> None:
+    program = tmp_path / "weak.py"
+    program.write_text(
+        "import deep_ep_py as deep_ep\n"
+        "from deep_ep_py.testing import run_ranks\n"
+        "run_ranks(2, lambda group: deep_ep.Buffer(group, 1 << 20, fabric='weak'))\n"
+    )
+    with pytest.raises(AssertionError, match='fabric "weak": this build has no network for it'):
+        installation.run("python", str(program))
 
 
 def test_it_compiles_a_kernel_where_only_the_wheel_is_installed(installation: Installation, tmp_path: Path) -> None:
