@@ -15,13 +15,13 @@ help: ## this list
 	@grep -E '^[a-z-]+:.* ## ' Makefile | sed -E 's/:.* ## /\t/' | expand -t 18 | sed 's/^/  /'
 
 clang: ## the virtual environment, with a clang++ that has ThreadSanitizer if the system has none
-	@$(SETUP) --clang
+	@$(SETUP) --clang --build
 
 venv: ## create the virtual environment if it is missing or pyproject.toml has changed
 	@$(SETUP)
 
 runtime: ## the virtual environment, without what only tests, linters and stubs need
-	@$(SETUP) --runtime
+	@$(SETUP) --runtime --build
 
 build: venv ## compile the extension in place (DEEP_EP_BUILDS=fast,exact,asan,tsan or all; default fast)
 	@$(PY) setup.py --quiet build_ext --inplace

@@ -7,6 +7,8 @@ never replaced.
 With --runtime it installs only what building and running the library takes. Another call without it adds the rest: what
 the tests, the linters and the stubs need.
 
+With --build it compiles the extension meanwhile, for a target whose next step builds it anyway.
+
 With --clang it also finds a clang++ with ThreadSanitizer, or installs one from pip if the system has none: half of what
 the tests can find needs one.
 """
@@ -70,14 +72,23 @@ def pip_of(python: Path) -> tuple[str | Path, ...]:
     return (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
-def complete(venv: Path, extra: str) -> None:
-    """Install torch, the build's requirements, and the package with one of its extras."""
+def complete(venv: Path, extra: str, build: bool) -> None:
+    """Install the build's requirements, torch, and the package with one of its extras; compile meanwhile if asked to.
+
+    Compilers keep all cores busy, pip mostly one. If they fail, the next step, which needs what they make, says why.
+    """
     python = venv / "bin" / "python"
     pip = pip_of(python)
-    if not imports(python, "torch"):
-        run(*pip, TORCH)
     run(*pip, "setuptools>=77", "pybind11>=2.12")
-    run(*pip, "--no-build-isolation", "--editable", f".[{extra}]")
+    command = [python, "setup.py", "--quiet", "build_ext", "--inplace"]
+    compiling = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) if build else None
+    try:
+        if not imports(python, "torch"):
+            run(*pip, TORCH)
+        run(*pip, "--no-build-isolation", "--editable", f".[{extra}]")
+    finally:
+        if compiling is not None:
+            compiling.wait()
 
 
 def complete_for_tests(venv: Path) -> None:
@@ -112,6 +123,7 @@ def main() -> None:
     parser.add_argument("venv", type=Path)
     parser.add_argument("--clang", action="store_true", help="also provide a clang++")
     parser.add_argument("--runtime", action="store_true", help="leave out what only tests, linters and stubs need")
+    parser.add_argument("--build", action="store_true", help="compile the extension while packages are installed")
     options = parser.parse_args()
     venv = Path(os.path.abspath(options.venv))
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()
@@ -122,7 +134,7 @@ def main() -> None:
         if not any(stamp.exists() and stamp.read_text() == wanted for stamp in stamps):
             if not (venv / "bin" / "python").exists():
                 create(venv)
-            complete(venv, RUNTIME_EXTRA if options.runtime else TEST_EXTRA)
+            complete(venv, RUNTIME_EXTRA if options.runtime else TEST_EXTRA, options.build)
             if not options.runtime:
                 complete_for_tests(venv)
             stamps[-1].write_text(wanted)

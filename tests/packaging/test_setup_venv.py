@@ -24,8 +24,11 @@ class Setup:
         self._steps: list[str] = []
         monkeypatch.setattr(setup_venv, "ROOT", folder)
         monkeypatch.setattr(setup_venv, "create", self._create)
-        monkeypatch.setattr(setup_venv, "complete", lambda venv, extra: self._steps.append(extra))
+        monkeypatch.setattr(setup_venv, "complete", self._complete)
         monkeypatch.setattr(setup_venv, "complete_for_tests", lambda venv: self._steps.append("for tests"))
+
+    def _complete(self, venv: Path, extra: str, build: bool) -> None:
+        self._steps += [extra, "compile"] if build else [extra]
 
     def _create(self, venv: Path) -> None:
         self._steps.append("create")
@@ -51,6 +54,33 @@ def test_the_small_set_is_completed_when_tests_need_more(setup: Setup) -> None:
     assert setup.steps() == ["test", "for tests"]
     assert setup.steps() == []
     assert setup.steps("--runtime") == []
+
+
+def test_the_extension_is_compiled_meanwhile(setup: Setup) -> None:
+    assert setup.steps("--runtime", "--build") == ["create", "plot", "compile"]
+    assert setup.steps("--runtime", "--build") == [], "the next step compiles what has changed"
+
+
+def test_what_is_compiled_while_packages_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins once there is what it needs, and is over at the end, even of a failure."""
+    steps, project = list[str](), tmp_path / "setup.py"
+    project.write_text("import pathlib, time\ntime.sleep(0.5)\npathlib.Path('compiled').touch()\n")
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+
+    def run(*command: str | Path) -> None:
+        steps.append(str(command[-1]))
+        if "--editable" in command:
+            raise subprocess.CalledProcessError(1, "pip")
+
+    monkeypatch.setattr(setup_venv, "ROOT", tmp_path)
+    monkeypatch.setattr(setup_venv, "run", run)
+    monkeypatch.setattr(setup_venv, "imports", lambda python, module: False)
+    with pytest.raises(subprocess.CalledProcessError):
+        setup_venv.complete(tmp_path / "venv", "plot", build=True)
+    assert steps == ["pybind11>=2.12", setup_venv.TORCH, ".[plot]"]
+    assert (tmp_path / "compiled").exists()
 
 
 def test_the_full_set_contains_the_small_one(setup: Setup) -> None:
