@@ -111,7 +111,7 @@ def build_driver_double(runs_kernels: bool) -> Path:
     sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp", "globals.cpp")]
     if runs_kernels:
         sources += [double / name for name in ("execute_kernels.cpp", "interpret.cpp")]
-        sources.append(root / "host" / "cpu" / "kernel_table.cpp")
+        sources.append(root / "sim" / "host" / "kernel_table.cpp")
         sources += sources_of("observe", "sim/executor", "sim/vector", "sim/ptx", "sim/ptx/order", "sim/ptx/count")
     else:
         sources.append(double / "execute_none.cpp")
@@ -134,7 +134,7 @@ def build_nvshmem_double(creates_queue_pairs: bool) -> Path:
     release.
     """
     double, soname = NATIVE / "nvshmem_double", "libnvshmem_host.so.3"
-    sources = [*sorted(double.glob("*.cpp")), *sources_of("nic", "observe")]
+    sources = [*sorted(double.glob("*.cpp")), *sources_of("sim/nic", "observe")]
     if creates_queue_pairs:
         sources += sorted((double / "from_3_5").glob("*.cpp"))
     name = "nvshmem_double" if creates_queue_pairs else "nvshmem_double_before_3.5"
