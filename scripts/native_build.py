@@ -74,7 +74,7 @@ COLLECT_NOTHING = "--param=ggc-min-heapsize=1000000"
 # The host's code runs once per call, the kernels' once per thread. With the checks of UBSan, optimizing takes more than
 # half of a compilation.
 HOST_FOLDERS = ("host/control", "host/cuda", "host/heap", "host/launch", "host/modes", "host/network", "host/nvshmem")
-HOST_FOLDERS += ("host/session", "sim/network")
+HOST_FOLDERS += ("host/session", "sim/network", "sim/nic/network")
 CHECKED_HOST_FLAGS = ("-O0",)
 # ThreadSanitizer ignores accesses of more than 16 bytes, so vectorization could hide races from it.
 TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")

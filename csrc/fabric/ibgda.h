@@ -3,7 +3,7 @@
 // order, and an atomic never overtakes the data in front of it. Nothing is assumed about other queue pairs. Litmus:
 // nic_same_queue_pair.
 //
-// A NIC is a device on the bus or a host thread (sim/network/ibgda/nic_thread.h); either way it is outside the GPU.
+// A NIC is a device on the bus or a host thread (sim/nic/network/nic_thread.h); either way it is outside the GPU.
 // State that it shares with kernels is where both can reach it, and is accessed at system scope. State that only
 // kernels use, the counts of a queue pair, is in this GPU's memory and is accessed at device scope.
 //

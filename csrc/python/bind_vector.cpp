@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/bf16.h"
-#include "device/e4m3.h"
+#include "device/fp8_scales.h"
 #include "device/logfmt.h"
 #include "python/bindings.h"
 #include "sim/vector/vector.h"

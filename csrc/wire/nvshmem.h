@@ -1,7 +1,7 @@
 // The parts of NVSHMEM's device-side state that this library reads: its queue pairs for IBGDA, its keys, and the
 // addresses of its heaps. Only the fields that are read have names, which are ours. scripts/nvshmem_layouts.py asks the
-// compiler for their offsets in NVSHMEM's own headers, and tests/transport/network/test_nvshmem_tables.py compares what it found
-// (tests/support/data/nvshmem) with these tables.
+// compiler for their offsets in NVSHMEM's own headers, and tests/transport/network/test_nvshmem_tables.py compares what
+// it found (tests/support/data/nvshmem) with these tables.
 //
 // NVSHMEM's host library copies the two states to the device symbols of every module that is registered with it
 // (nvshmemx_cumodule_init), so their contents depend on its version, never on that of a header. Within major version 3

@@ -368,10 +368,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "fast",
         "low latency",
     ),
-    # --- device/e4m3.h, host
+    # --- device/fp8_scales.h, host
     one(
         "low latency: exponent of a scale one too low",
-        "device/e4m3.h",
+        "device/fp8_scales.h",
         "exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);",
         "exponent = bits >> 23;",
         "fast",

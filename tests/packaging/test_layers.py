@@ -55,10 +55,13 @@ INCLUDES = {
     "sim/executor": {"observe", "device", "wire"},
     "sim/vector": {"device", "wire"},
     "sim/device": {"device", "wire", "sim/executor", "sim/vector"},
+    "sim/nic/network": {
+        *("host/network/ibgda", "host/network", "host/heap", "sim/nic", "sim/executor", "observe"),
+        *("fabric", "device", "wire"),
+    },
     "sim/nic": {"host/network", "observe", "wire"},
     "sim/network": {
-        *("host/network/proxy", "host/network/ibgda", "host/network", "host/heap", "sim/executor", "sim/nic"),
-        *("observe", "fabric", "device", "wire"),
+        *("host/network/proxy", "host/network", "sim/executor", "sim/nic", "observe", "fabric", "device", "wire")
     },
     "sim/host": {*HOST, *EXECUTOR, "kernels", "observe", "fabric", "device"},
     "sim/ptx": {"sim/executor", "observe", "device", "wire"},

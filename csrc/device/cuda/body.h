@@ -4,8 +4,8 @@
 
 #include "device/cuda/qualifiers.h"
 
-#include "device/cuda/cast.h"
 #include "device/cuda/copy.h"
+#include "device/cuda/fp8_cast.h"
 #include "device/cuda/logfmt.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/shared.h"

@@ -1,7 +1,7 @@
 // Arguments of a low-latency dispatch, and the shared memory of its blocks.
 #pragma once
 
-#include "device/e4m3.h"
+#include "device/fp8_scales.h"
 #include "kernels/common/expert_ids.h"
 #include "kernels/low_latency/origins.h"
 #include "kernels/low_latency/unit.h"

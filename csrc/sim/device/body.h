@@ -6,8 +6,8 @@
 #include "sim/device/shared.h"
 #include "sim/device/wait.h"
 
-#include "sim/device/cast.h"
 #include "sim/device/copy.h"
+#include "sim/device/fp8_cast.h"
 #include "sim/device/logfmt.h"
 #include "sim/device/row_copies.h"
 #include "sim/device/row_sums.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/logfmt.h"
-#include "sim/device/cast.h"
+#include "sim/device/fp8_cast.h"
 
 namespace deep_ep::device {
 

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError
-from deep_ep_py.transport.bootstrap.far_meeting import FarMeeting, Met, Place
 from deep_ep_py.transport.bootstrap.handshake import Meeting, PeerGone, PeersLate
+from deep_ep_py.transport.bootstrap.machine_rendezvous import FarMeeting, Met, Place
 from deep_ep_py.transport.bootstrap.silence import silent_text, unheard_text
 from deep_ep_py.transport.bootstrap.together import told_of
 
@@ -45,8 +45,8 @@ class Connections:
     Each rank connects to every other rank on its machine, as `handshake` describes: it sends on its own connections and
     receives on the others'. Their addresses are in the abstract namespace and vanish once all have met, so a crash
     leaves nothing behind. For each process there is also a descriptor (pidfd) that reports its end even if another
-    process keeps its sockets open. Ranks on other machines are connected by TCP, as `far_meeting` describes, and a
-    `native.C.Mesh` serves these connections.
+    process keeps its sockets open. Ranks on other machines are connected by TCP, as `machine_rendezvous` describes, and
+    a `native.C.Mesh` serves these connections.
 
     Attributes
     ----------

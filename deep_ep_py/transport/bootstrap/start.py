@@ -16,9 +16,9 @@ from deep_ep_py.base.environment import SECRET
 from deep_ep_py.base.native import BUILD
 from deep_ep_py.errors import CudaError, DeepEPError
 from deep_ep_py.transport.bootstrap.connections import Connections
-from deep_ep_py.transport.bootstrap.far_meeting import Place
 from deep_ep_py.transport.bootstrap.groups import Bootstrap
 from deep_ep_py.transport.bootstrap.handshake import SECRET_BYTES, listen, secret_of
+from deep_ep_py.transport.bootstrap.machine_rendezvous import Place
 from deep_ep_py.transport.bootstrap.machines import listen_at, machine_name, own_address
 from deep_ep_py.transport.bootstrap.together import raise_together, told_of
 

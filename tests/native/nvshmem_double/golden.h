@@ -1,5 +1,5 @@
-// The layout of NVSHMEM's structs from a file of tests/support/data/nvshmem, not from the tables of wire/nvshmem.h, which are
-// under test.
+// The layout of NVSHMEM's structs from a file of tests/support/data/nvshmem, not from the tables of wire/nvshmem.h,
+// which are under test.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "device/e4m3.h"
+#include "device/fp8_scales.h"
 #include "host/session/runtime.h"
 #include "kernels/low_latency/origins.h"
 

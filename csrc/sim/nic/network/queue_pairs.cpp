@@ -1,4 +1,4 @@
-#include "sim/network/ibgda/soft_nic.h"
+#include "sim/nic/network/queue_pairs.h"
 
 #include <cstring>
 
@@ -20,7 +20,7 @@ constexpr u64 kMaxKeys = 1u << 24;
 
 }  // namespace
 
-SoftNic::SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::function<uint64_t()> now_ns)
+NicQueuePairs::NicQueuePairs(const NetworkPlace& place, nic::SendQueue::Random random, std::function<uint64_t()> now_ns)
     : options_(place.nic),
       now_ns_(std::move(now_ns)),
       ranks_(static_cast<u32>(place.heaps.size())),
@@ -31,7 +31,7 @@ SoftNic::SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::
     device_ = make_private<fabric::Ibgda>({device});
 }
 
-void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
+void NicQueuePairs::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.layout.bytes(), before = options_.key_offset;
     const u32 chunks = static_cast<u32>((before + heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
@@ -69,7 +69,8 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     device.remote_keys = keys_.get();
 }
 
-void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device) {
+void NicQueuePairs::make_queues(const NetworkPlace& place, const nic::SendQueue::Random& random,
+                                fabric::Ibgda& device) {
     const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
     std::vector<fabric::QueuePair> queue_pairs(count);
     queues_.resize(count);
@@ -127,23 +128,23 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
     device.per_peer = per_peer;
 }
 
-uint64_t SoftNic::max_put_bytes(uint32_t pieces) const {
+uint64_t NicQueuePairs::max_put_bytes(uint32_t pieces) const {
     return max_bytes_of_put(options_.blocks, options_.chunk_log2, options_.max_bytes, pieces);
 }
 
 // The counter is written by kernels. Either no other data depends on its value, or the kernels have ended.
-uint64_t SoftNic::counted(size_t queue, u64 Counts::* count) const {
+uint64_t NicQueuePairs::counted(size_t queue, u64 Counts::* count) const {
     return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(counts_.get()[queue].*count)));
 }
 
-bool SoftNic::idle() const {
+bool NicQueuePairs::idle() const {
     for (size_t i = 0; i < queues_.size(); ++i) {
         if (queues_[i] && !queues_[i]->idle(counted(i, &Counts::rung))) return false;
     }
     return true;
 }
 
-std::vector<nic::Counters> SoftNic::counters() const {
+std::vector<nic::Counters> NicQueuePairs::counters() const {
     std::vector<nic::Counters> by_peer(ranks_);
     for (size_t i = 0; i < queues_.size(); ++i) {
         if (!queues_[i]) continue;
@@ -154,7 +155,7 @@ std::vector<nic::Counters> SoftNic::counters() const {
     return by_peer;
 }
 
-std::vector<nic::Message> SoftNic::trace() const {
+std::vector<nic::Message> NicQueuePairs::trace() const {
     const std::lock_guard<std::mutex> guard(mutex_);
     return messages_;
 }

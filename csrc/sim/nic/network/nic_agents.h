@@ -1,11 +1,11 @@
 // A rank's software NICs as agents of the executor, one per queue pair; used when all ranks are in this process.
 #pragma once
 
-#include "sim/network/ibgda/soft_nic.h"
+#include "sim/nic/network/queue_pairs.h"
 
 namespace deep_ep::host {
 
-class NicAgents final : public SoftNic {
+class NicAgents final : public NicQueuePairs {
   public:
     explicit NicAgents(const NetworkPlace& place);
 

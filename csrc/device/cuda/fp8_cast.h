@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/cuda/copy.h"
-#include "device/e4m3.h"
+#include "device/fp8_scales.h"
 
 namespace deep_ep::device {
 

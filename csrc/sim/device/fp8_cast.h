@@ -1,7 +1,7 @@
 // Rows cast to e4m3, see device.h.
 #pragma once
 
-#include "device/e4m3.h"
+#include "device/fp8_scales.h"
 #include "sim/device/copy.h"
 
 namespace deep_ep::device {

@@ -15,10 +15,10 @@
 
 namespace deep_ep::host {
 
-class SoftNic : public Network {
+class NicQueuePairs : public Network {
   public:
-    SoftNic(const SoftNic&) = delete;
-    SoftNic& operator=(const SoftNic&) = delete;
+    NicQueuePairs(const NicQueuePairs&) = delete;
+    NicQueuePairs& operator=(const NicQueuePairs&) = delete;
 
     void* state() override { return device_.get(); }
     uint64_t max_put_bytes(uint32_t pieces) const override;
@@ -28,7 +28,7 @@ class SoftNic : public Network {
 
   protected:
     // `now_ns`: the clock for traces.
-    SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::function<uint64_t()> now_ns);
+    NicQueuePairs(const NetworkPlace& place, nic::SendQueue::Random random, std::function<uint64_t()> now_ns);
     const nic::Options& options() const { return options_; }
     // The queues in use.
     const std::vector<nic::SendQueue*>& served() const { return served_; }

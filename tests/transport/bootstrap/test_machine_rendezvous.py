@@ -16,9 +16,9 @@ import pytest
 
 from deep_ep_py import DeepEPError
 from deep_ep_py.base.environment import ADDRESS
-from deep_ep_py.transport.bootstrap import far_meeting
-from deep_ep_py.transport.bootstrap.far_meeting import FarMeeting, Met, Place
+from deep_ep_py.transport.bootstrap import machine_rendezvous
 from deep_ep_py.transport.bootstrap.handshake import CONNECTOR, PeerGone, PeersLate, Session
+from deep_ep_py.transport.bootstrap.machine_rendezvous import FarMeeting, Met, Place
 from deep_ep_py.transport.bootstrap.machines import listen_at, own_address
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(60)]
@@ -173,7 +173,7 @@ def test_a_rank_that_is_there_does_not_come_twice() -> None:
 
 
 def test_who_is_silent_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far_meeting, "PROOF_SECONDS", 0.2)
+    monkeypatch.setattr(machine_rendezvous, "PROOF_SECONDS", 0.2)
     check_met(meet([b"secret"] * 2, lambda ports: Stranger(ports[1]).say(b"")))
 
 
@@ -230,7 +230,7 @@ def test_a_rank_that_was_met_and_ends_is_named() -> None:
 
 
 def test_an_address_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far_meeting, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(machine_rendezvous, "CONNECT_SECONDS", 0.3)
     listener, _ = listen_at(HERE)
     with (
         listener,

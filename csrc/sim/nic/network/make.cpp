@@ -1,6 +1,6 @@
 #include "host/network/ibgda/adopted_nic.h"
-#include "sim/network/ibgda/nic_agents.h"
-#include "sim/network/ibgda/nic_thread.h"
+#include "sim/nic/network/nic_agents.h"
+#include "sim/nic/network/nic_thread.h"
 
 namespace deep_ep::host {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/network/ibgda/nic_agents.h"
+#include "sim/nic/network/nic_agents.h"
 
 #include "device/device.h"
 #include "sim/executor/executor.h"
@@ -9,7 +9,7 @@ NicAgents::Agent::~Agent() { cpu::Executor::get().remove_agent(id); }
 
 // Random numbers and time come from the executor's world, so that a seed determines everything.
 NicAgents::NicAgents(const NetworkPlace& place)
-    : SoftNic(
+    : NicQueuePairs(
           place, [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); },
           [] { return cpu::Executor::get().now_ns(); }) {
     for (nic::SendQueue* queue : served()) {

@@ -1,4 +1,4 @@
-#include "sim/network/ibgda/nic_thread.h"
+#include "sim/nic/network/nic_thread.h"
 
 #include <algorithm>
 #include <random>
@@ -21,7 +21,7 @@ nic::SendQueue::Random random_of(int rank) {
 }  // namespace
 
 NicThread::NicThread(const NetworkPlace& place)
-    : SoftNic(place, random_of(place.rank), observe::monotonic_ns),
+    : NicQueuePairs(place, random_of(place.rank), observe::monotonic_ns),
       kernels_on_cpu_(place.kernels_on_cpu),
       thread_([this] { kernels_on_cpu_ ? run_when_left_alone() : run(); }) {
     if (!kernels_on_cpu_) return;

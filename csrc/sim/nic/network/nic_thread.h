@@ -12,11 +12,11 @@
 #include <thread>
 
 #include "sim/executor/futex.h"
-#include "sim/network/ibgda/soft_nic.h"
+#include "sim/nic/network/queue_pairs.h"
 
 namespace deep_ep::host {
 
-class NicThread final : public SoftNic {
+class NicThread final : public NicQueuePairs {
   public:
     explicit NicThread(const NetworkPlace& place);
     ~NicThread() override;
