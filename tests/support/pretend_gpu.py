@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from builds import INTERPRETED
-from deep_ep_py import buffer, jit
+from deep_ep_py import buffer
 from deep_ep_py.base.events import EventHandle
 from deep_ep_py.base.native import C
+from deep_ep_py.device import jit
 from deep_ep_py.device.cuda import CudaDevice
 from deep_ep_py.device.device import Device, MakeLauncher
 from deep_ep_py.transport.nvshmem import probe
