@@ -190,8 +190,10 @@ def pytest_job(name: str, suite: Suite, arguments: list[str], seconds: float) ->
     return Job(name, command, seconds, environment, frozenset({f"build {suite.build}"}), suite.alone)
 
 
-def test_files() -> list[str]:
-    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+def test_files(mark: str = "") -> list[str]:
+    """Return all files of tests, or those in which a mark is set."""
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in paths if not mark or f"mark.{mark}" in path.read_text()]
 
 
 def suite_jobs(part: str, recorded: durations.Recorded, pytest_arguments: list[str]) -> list[Job]:
@@ -201,7 +203,10 @@ def suite_jobs(part: str, recorded: durations.Recorded, pytest_arguments: list[s
     if pytest_arguments:
         marks = ["-m", suite.marks] if suite.setting else []  # a test that is named runs whatever its marks
         return [pytest_job(part, suite, [*marks, *pytest_arguments], 0.0)]
-    shards = durations.cut(test_files(), known, float("inf") if suite.alone else durations.SHARD_SECONDS)
+    if suite.alone:  # collecting all tests would take longer than many of those that it runs
+        shards = durations.cut(test_files(suite.marks.partition(" ")[0]), known, float("inf"))
+    else:
+        shards = durations.cut(test_files(), known)
     return [
         pytest_job(f"{part} {number}", suite, ["-m", suite.marks, *shard.files], shard.seconds)
         for number, shard in enumerate(shards, 1)

@@ -152,12 +152,16 @@ def test_files_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("part", run_tests.SUITES)
 def test_a_part_runs_every_file(part: str) -> None:
-    """What of a file the part selects is decided by marks alone."""
+    """What of a file the part selects is decided by marks alone; one that runs alone takes files that set its mark."""
+    suite, tests = run_tests.SUITES[part], native_build.ROOT / "tests"
     shards = run_tests.suite_jobs(part, durations.read(), [])
     files = [argument for job in shards for argument in job.command if str(argument).endswith(".py")]
-    tests = (native_build.ROOT / "tests").rglob("test_*.py")
-    assert sorted(files) == sorted(str(path.relative_to(native_build.ROOT)) for path in tests)
-    assert all(job.alone == run_tests.SUITES[part].alone for job in shards)
+    mark = f"mark.{suite.marks.split()[0]}" if suite.alone else ""
+    paths = [path for path in tests.rglob("test_*.py") if mark in path.read_text()]
+    assert sorted(files) == sorted(str(path.relative_to(native_build.ROOT)) for path in paths)
+    assert all(job.alone == suite.alone for job in shards)
+    elsewhere = [path for path in tests.rglob("*.py") if not path.name.startswith("test_")]
+    assert not mark or not [path for path in elsewhere if mark in path.read_text()], "a mark that no file of tests sets"
 
 
 def test_a_budget_that_is_exceeded_is_a_failure() -> None:
