@@ -10,18 +10,21 @@ FORMATTED := $(shell find benchmarks csrc tests/native -name '*.cu' -o -name '*.
 
 .PHONY: help venv runtime clang build wheel demo train test test-all test-rest test-fast test-long durations lint format races asan mutants stubs litmus models bench gpu-lab compile-report docs docs-pictures clean
 
+# Their first step after the set-up compiles the extension.
+build demo train test test-fast bench: SETUP += --build
+
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
 	@grep -E '^[a-z-]+:.* ## ' Makefile | sed -E 's/:.* ## /\t/' | expand -t 18 | sed 's/^/  /'
 
 clang: ## the virtual environment, with a clang++ that has ThreadSanitizer if the system has none
-	@$(SETUP) --clang --build
+	@$(SETUP) --clang
 
 venv: ## create the virtual environment if it is missing or pyproject.toml has changed
 	@$(SETUP)
 
 runtime: ## the virtual environment, without what only tests, linters and stubs need
-	@$(SETUP) --runtime --build
+	@$(SETUP) --runtime
 
 build: venv ## compile the extension in place (DEEP_EP_BUILDS=fast,exact,asan,tsan or all; default fast)
 	@$(PY) setup.py --quiet build_ext --inplace

@@ -61,7 +61,7 @@ TSAN_DEFINES = ("-DDEEP_EP_WARP=4", "-DDEEP_EP_COPY_PER_LANE=1", "-DDEEP_EP_TSAN
 UNCHECKED = ("-fno-sanitize=vptr,null,alignment",)
 ASAN_FLAGS = ("-DDEEP_EP_ASAN=1", "-fsanitize=address,undefined", *UNCHECKED, "-fno-omit-frame-pointer")
 ASAN_KERNEL_FLAGS = ("-fsanitize=alignment",)
-# What each thread of a kernel runs: with the programs of tests, these are all sources that instantiate kernels.
+# What the threads of kernels run. With the programs of tests, these are all sources that instantiate kernels.
 KERNELS = ("sim/host", "sim/vector", "sim/executor")
 # Bindings are mostly pybind11 templates: half of the build time, with no loops to optimize and nothing that a checked
 # build checks. They do not depend on the variant, so all variants link the same objects, and link them last: of an
@@ -123,7 +123,7 @@ class Variant:
 VARIANTS = {
     v.name: v
     for v in (
-        # More than -O1 speeds up kernels and copies alone, and takes longer than programs of tests run.
+        # Beyond -O1 only kernels and copies become faster. Programs of tests would compile longer than they run.
         Variant("fast", ("-O1", "-g1", "-DDEEP_EP_WARP=1"), kernel_flags=("-O3",), test_flags=("-O1",)),
         Variant("exact", ("-O1", "-g1", *EXACT_DEFINES), interprets=True),
         Variant(
@@ -397,6 +397,7 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
 
     units = units_of(sources)
     flags_of = {unit: tuple(compile_flags(variant, unit.sources[0], module)) for unit in units}
+    # Those that are alone include next to nothing.
     count = Counter(flags for unit, flags in flags_of.items() if unit.folder != SOURCE_ROOT / ALONE)
     one_of = {flags: unit for unit, flags in flags_of.items() if count[flags] >= PRECOMPILED_FOR}
     with ThreadPoolExecutor(job_count()) as pool:
@@ -406,7 +407,7 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
         try:
             for future in futures:
                 future.result()
-        except BuildError:
+        except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return [output_of(unit) for unit in units]

@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,20 +76,24 @@ def pip_of(python: Path) -> tuple[str | Path, ...]:
 def complete(venv: Path, extra: str, build: bool) -> None:
     """Install the build's requirements, torch, and the package with one of its extras; compile meanwhile if asked to.
 
-    Compilers keep all cores busy, pip mostly one. If they fail, the next step, which needs what they make, says why.
+    Compilers keep all cores busy, pip mostly one. If the compilation fails, so will the next step, which says why.
     """
     python = venv / "bin" / "python"
     pip = pip_of(python)
     run(*pip, "setuptools>=77", "pybind11>=2.12")
     command = [python, "setup.py", "--quiet", "build_ext", "--inplace"]
-    compiling = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) if build else None
+    compiling = subprocess.Popen(command, cwd=ROOT, start_new_session=True) if build else None
     try:
         if not imports(python, "torch"):
             run(*pip, TORCH)
         run(*pip, "--no-build-isolation", "--editable", f".[{extra}]")
-    finally:
         if compiling is not None:
             compiling.wait()
+    except BaseException:
+        if compiling is not None:
+            os.killpg(compiling.pid, signal.SIGKILL)
+            compiling.wait()
+        raise
 
 
 def complete_for_tests(venv: Path) -> None:

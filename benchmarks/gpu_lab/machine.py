@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.gpu_lab.experiments import ROOT
 
 _SECONDS = 20
-_SOURCES = ("benchmarks/gpu_lab", "csrc", "deep_ep_py", "tests/device/gpu", "tests/support", "tests/support/workers")
+_SOURCES = ("benchmarks/gpu_lab", "csrc", "deep_ep_py", "tests/device/gpu", "tests/support")
 _SUFFIXES = (".cpp", ".cu", ".h", ".py")
 
 

@@ -25,7 +25,7 @@ from places import ROOT
 TRIAL = Trial.of(BY_NAME["two_ranks"])
 SIZES = Sizes("modes", 2, (5, 3), 8, 128, 2, 4)
 WORK = Work.of(SIZES)
-PROGRAMS = ("compat/utils", "examples", "tools")
+PROGRAMS = ("compat/utils", "examples", "tools/bench", "tools/doctor", "tools/profile")
 """What makes tensors on the default device, as programs do."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import native_build
+from deep_ep_py.base import sources
 from deep_ep_py.device.jit import KERNELS as LISTED
 from places import CSRC, ROOT
 
@@ -128,6 +129,10 @@ WITHOUT_CODE = ("deep_ep_py", "deep_ep_py.modes", "deep_ep_py.tools", "deep_ep_p
 
 def layer_of(name: str) -> str | None:
     return next((layer for layer in INCLUDES if name.startswith(layer + "/")), None)
+
+
+def test_kernels_are_compiled_from_what_their_cache_hashes() -> None:
+    assert sorted(sources._DEVICE_FOLDERS) == sorted(native_build.FOR_GPUS)
 
 
 def test_includes_point_down() -> None:

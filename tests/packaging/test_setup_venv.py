@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -61,26 +63,45 @@ def test_the_extension_is_compiled_meanwhile(setup: Setup) -> None:
     assert setup.steps("--runtime", "--build") == [], "the next step compiles what has changed"
 
 
-def test_what_is_compiled_while_packages_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins once there is what it needs, and is over at the end, even of a failure."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_compiled_while_packages_are_installed(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins once there is what it needs, is over at the end, and ends with a failure."""
     steps, project = list[str](), tmp_path / "setup.py"
-    project.write_text("import pathlib, time\ntime.sleep(0.5)\npathlib.Path('compiled').touch()\n")
+    begun, goes_on, compiled = (tmp_path / name for name in ("begun", "goes_on", "compiled"))
+    project.write_text(
+        "import pathlib, time\n"
+        "pathlib.Path('begun').touch()\n"
+        "while not pathlib.Path('goes_on').exists(): time.sleep(0.01)\n"
+        "pathlib.Path('compiled').touch()\n"
+    )
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
 
     def run(*command: str | Path) -> None:
         steps.append(str(command[-1]))
-        if "--editable" in command:
+        if command[-1] == "pybind11>=2.12":
+            assert not begun.exists()
+            return
+        until = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert begun.exists() and not compiled.exists()
+        if "--editable" not in command:
+            return
+        if fails:
             raise subprocess.CalledProcessError(1, "pip")
+        goes_on.touch()
 
     monkeypatch.setattr(setup_venv, "ROOT", tmp_path)
     monkeypatch.setattr(setup_venv, "run", run)
     monkeypatch.setattr(setup_venv, "imports", lambda python, module: False)
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(subprocess.CalledProcessError) if fails else nullcontext():
         setup_venv.complete(tmp_path / "venv", "plot", build=True)
     assert steps == ["pybind11>=2.12", setup_venv.TORCH, ".[plot]"]
-    assert (tmp_path / "compiled").exists()
+    assert compiled.exists() == (not fails)
 
 
 def test_the_full_set_contains_the_small_one(setup: Setup) -> None:
@@ -108,13 +129,16 @@ def test_what_failed_is_tried_again(setup: Setup, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("target", "small"),
-    [("demo", True), ("train", True), ("wheel", True), ("build", False), ("test", False), ("test-fast", False)],
+    ("target", "small", "compiles"),
+    [
+        *[("demo", True, True), ("train", True, True), ("wheel", True, False)],
+        *[("build", False, True), ("test", False, True), ("test-fast", False, True), ("lint", False, False)],
+    ],
 )
-def test_targets_ask_for_what_they_need(target: str, small: bool) -> None:
+def test_targets_ask_for_what_they_need(target: str, small: bool, compiles: bool) -> None:
     planned = subprocess.check_output(["make", "--dry-run", "--no-print-directory", target], cwd=ROOT, text=True)
     (setup,) = (line for line in planned.splitlines() if "setup_venv.py" in line)
-    assert ("--runtime" in setup) == small
+    assert ("--runtime" in setup, "--build" in setup) == (small, compiles)
 
 
 def test_what_is_installed_is_what_the_project_declares() -> None:

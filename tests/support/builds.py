@@ -23,9 +23,9 @@ def _tries(count: int) -> int:
     return max(1, count // 4) if QUICK else count
 
 
-# Every named case runs under all schedules and block counts where values are tested. They are few, since a warp of the
-# fast build is a single fiber: most orders occur in the other builds alone. The sanitizers check each access, which
-# costs ten times as much, and find a race in (nearly) any schedule.
+# Every named case runs under all schedules and block counts where values are tested. In the fast build, where a warp is
+# a single fiber, most orders cannot occur. The sanitizers check each access, which costs ten times as much, and find a
+# race in (nearly) any schedule.
 SCHEDULES = _tries({"fast": 3, "exact": 2, "tsan": 2, "asan": 1}[BUILD])
 BLOCK_COUNTS = {"fast": (1, 2, 5), "exact": (1, 2, 5), "tsan": (2,), "asan": (2,)}[BUILD]
 # Whether an access is within its owner's memory does not depend on the order in which puts arrive.

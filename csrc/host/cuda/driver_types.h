@@ -1,5 +1,5 @@
 // The part of the CUDA driver's interface that is used here. It is declared here so that building does not require
-// CUDA. tests/native/cuda_header.cpp compares it with the driver's own header if there is one.
+// CUDA. tests/native/driver_double/cuda_header.cpp compares it with the driver's own header if there is one.
 #pragma once
 
 #include <cstddef>

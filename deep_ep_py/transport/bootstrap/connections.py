@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.transport.bootstrap.handshake import Meeting, PeerGone, PeersLate
-from deep_ep_py.transport.bootstrap.machine_rendezvous import FarMeeting, Met, Place
+from deep_ep_py.transport.bootstrap.machine_rendezvous import MachineRendezvous, Met, Place
 from deep_ep_py.transport.bootstrap.silence import silent_text, unheard_text
 from deep_ep_py.transport.bootstrap.together import told_of
 
@@ -70,7 +70,7 @@ class Connections:
         self.mesh: C.Mesh | None = None
         self.address = ""
         self._addresses: dict[int, str] = {}  # addresses of ranks on other machines
-        self._meeting: FarMeeting | None = None
+        self._meeting: MachineRendezvous | None = None
         self._numbered_alike = frozenset(numbered_alike) - {rank}  # ranks whose pids are valid here
         self._outgoing: dict[int, socket.socket] = {}
         self._incoming: dict[int, socket.socket] = {}
@@ -356,7 +356,7 @@ class Connections:
         near: dict[int, list[int]] = defaultdict(list)
         for rank, descriptor in (*sockets, *processes):
             near[rank].append(descriptor)
-        self._meeting = FarMeeting(self.rank, listener, places, secret, near)
+        self._meeting = MachineRendezvous(self.rank, listener, places, secret, near)
         failed: PeerGone | PeersLate | None = None
         try:
             met = self._meeting.run(EXCHANGE_SECONDS)

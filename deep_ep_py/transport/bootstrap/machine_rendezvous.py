@@ -83,7 +83,7 @@ class _NothingSaid(EOFError):
     """The other end has closed without sending anything, as ranks do to check whether this one listens."""
 
 
-class FarMeeting:
+class MachineRendezvous:
     """The meeting of one rank with all ranks on other machines.
 
     Parameters

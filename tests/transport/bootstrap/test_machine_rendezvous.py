@@ -18,7 +18,7 @@ from deep_ep_py import DeepEPError
 from deep_ep_py.base.environment import ADDRESS
 from deep_ep_py.transport.bootstrap import machine_rendezvous
 from deep_ep_py.transport.bootstrap.handshake import CONNECTOR, PeerGone, PeersLate, Session
-from deep_ep_py.transport.bootstrap.machine_rendezvous import FarMeeting, Met, Place
+from deep_ep_py.transport.bootstrap.machine_rendezvous import MachineRendezvous, Met, Place
 from deep_ep_py.transport.bootstrap.machines import listen_at, own_address
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(60)]
@@ -63,7 +63,7 @@ def meet(
     def run(rank: int) -> None:
         places = [Place(peer, HERE, port) for peer, port in enumerate(ports) if peer != rank]
         try:
-            outcomes[rank] = FarMeeting(rank, listeners[rank], places, secrets[rank], {}).run(seconds)
+            outcomes[rank] = MachineRendezvous(rank, listeners[rank], places, secrets[rank], {}).run(seconds)
         except Exception as error:
             outcomes[rank] = error
         finally:
@@ -159,7 +159,7 @@ def test_a_rank_that_is_there_does_not_come_twice() -> None:
 
     def run() -> None:
         try:
-            FarMeeting(2, listeners[2], places, secret, {}).run(1.0)
+            MachineRendezvous(2, listeners[2], places, secret, {}).run(1.0)
         except PeersLate as late:
             raised.append(late)
 
@@ -195,7 +195,7 @@ def test_a_rank_that_has_ended_is_named(ended: int) -> None:
     listeners[ended].close()
     own = 1 - ended
     with listeners[own], pytest.raises(PeerGone) as gone:
-        FarMeeting(own, listeners[own], [Place(ended, HERE, ports[ended])], b"secret", {}).run(5.0)
+        MachineRendezvous(own, listeners[own], [Place(ended, HERE, ports[ended])], b"secret", {}).run(5.0)
     assert gone.value.rank == ended
 
 
@@ -204,7 +204,7 @@ def test_a_rank_of_this_machine_that_ends_meanwhile_is_named() -> None:
     mine, theirs = socket.socketpair()
     theirs.close()
     with listener, mine, pytest.raises(PeerGone) as gone:
-        FarMeeting(1, listener, [Place(0, HERE, port)], b"secret", {3: [mine.fileno()]}).run(5.0)
+        MachineRendezvous(1, listener, [Place(0, HERE, port)], b"secret", {3: [mine.fileno()]}).run(5.0)
     assert gone.value.rank == 3
 
 
@@ -216,13 +216,13 @@ def test_a_rank_that_was_met_and_ends_is_named() -> None:
 
     def run() -> None:
         try:
-            FarMeeting(2, listeners[2], [Place(peer, HERE, ports[peer]) for peer in (0, 1)], secret, {}).run(5.0)
+            MachineRendezvous(2, listeners[2], [Place(peer, HERE, ports[peer]) for peer in (0, 1)], secret, {}).run(5.0)
         except PeerGone as gone:
             raised.append(gone)
 
     thread = threading.Thread(target=run)
     thread.start()
-    FarMeeting(0, listeners[0], [Place(2, HERE, ports[2])], secret, {}).run(5.0)[2].socket.close()
+    MachineRendezvous(0, listeners[0], [Place(2, HERE, ports[2])], secret, {}).run(5.0)[2].socket.close()
     thread.join()
     assert [getattr(one, "rank", None) for one in raised] == [0]
     for listener in listeners:
@@ -236,7 +236,7 @@ def test_an_address_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> N
         listener,
         pytest.raises(DeepEPError, match=r"rank 1 cannot be reached at 192\.0\.2\.7, port 9 .*" + ADDRESS),
     ):
-        FarMeeting(0, listener, [Place(1, "192.0.2.7", 9)], b"secret", {}).run(5.0)
+        MachineRendezvous(0, listener, [Place(1, "192.0.2.7", 9)], b"secret", {}).run(5.0)
 
 
 @pytest.mark.parametrize("given", ["192.0.2.7", "nowhere"])
@@ -250,7 +250,8 @@ def test_it_runs_inside_a_loop() -> None:
     """As in a notebook, whose cells run in an event loop."""
     listeners, ports = zip(*(listen_at(HERE) for _ in range(2)), strict=True)
     meetings = [
-        FarMeeting(rank, listeners[rank], [Place(1 - rank, HERE, ports[1 - rank])], b"secret", {}) for rank in (0, 1)
+        MachineRendezvous(rank, listeners[rank], [Place(1 - rank, HERE, ports[1 - rank])], b"secret", {})
+        for rank in (0, 1)
     ]
 
     async def cell() -> dict[int, Met]:

@@ -24,7 +24,7 @@ class Thread : public ProxyNetwork {
     std::vector<nic::Counters> counters() const override;
 
   protected:
-    // Another thread steps the proxy; this one rests meanwhile. Returns whether there was anything to do.
+    // Called by another thread: steps the proxy, while `thread_` rests. Returns whether there was anything to do.
     bool help();
 
   private:
