@@ -147,7 +147,8 @@ def plant(mutant: Mutant, folder: Path) -> None:
 
 
 def flags_of(variant: native_build.Variant, source: Path) -> list[str]:
-    return [flag for flag in native_build.compile_flags(variant, source, "") if flag != "-Werror"] + QUICK
+    flags = native_build.compile_flags(variant, source, "")
+    return [flag for flag in flags if flag != "-Werror" and not flag.startswith("-O")] + QUICK
 
 
 def usual_flags(variant: native_build.Variant) -> list[str]:
