@@ -7,7 +7,7 @@ never replaced.
 With --runtime it installs only what building and running the library takes. Another call without it adds the rest: what
 the tests, the linters and the stubs need.
 
-With --build it compiles the extension meanwhile, for a target whose next step builds it anyway.
+With --build it compiles the extension while packages are installed, for a target whose next step needs it.
 
 With --clang it also finds a clang++ with ThreadSanitizer, or installs one from pip if the system has none: half of what
 the tests can find needs one.
