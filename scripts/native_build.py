@@ -462,12 +462,10 @@ def build_extension(variant: Variant, target: Path, for_tests: bool = True) -> b
     """
     linked = objects_folder(variant) / ("" if for_tests else "installed") / target.name
     compiler, link_flags = find_compiler(variant)
-    name = target.name.partition(".")[0]
-    entry = f"-Wl,--defsym=PyInit_{name}=PyInit__C"  # Python looks for the name of the file
     with _locked(objects_folder(variant) / ".lock"):
         objects = _objects(variant, compiler, library_sources(variant, for_tests), "")
         objects += _bindings(variant, bindings_sources(variant), "deep_ep_py")
-        changed = _link(variant, [*compiler, "-shared"], (*link_flags, entry), objects, linked)
+        changed = _link(variant, [*compiler, "-shared"], link_flags, objects, linked)
     if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")

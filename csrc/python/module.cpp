@@ -19,3 +19,12 @@ PYBIND11_MODULE(_C, m) {
     deep_ep::python::bind_nvshmem(m);
     if (deep_ep::python::bind_ptx != nullptr) deep_ep::python::bind_ptx(m);
 }
+
+// Python calls the entry that is named after the file. All variants link this object, and each has a file of its own.
+#define DEEP_EP_ENTRY(variant) \
+    extern "C" PYBIND11_EXPORT PyObject* PyInit__C_##variant() { return PyInit__C(); }
+DEEP_EP_ENTRY(fast)
+DEEP_EP_ENTRY(exact)
+DEEP_EP_ENTRY(asan)
+DEEP_EP_ENTRY(tsan)
+#undef DEEP_EP_ENTRY
