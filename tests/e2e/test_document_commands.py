@@ -29,10 +29,11 @@ ELSEWHERE = {
     r"^make train$": "tests/e2e/test_train.py",
     r"^git clone|^make build$|^cd \.\.$|pip install": "sets up; tests/packaging/test_wheel.py, each run of the tests",
     r"^make wheel$": "tests/packaging/test_wheel.py",
-    r"deep_ep_py shim": "tests/api/test_shim.py, in an environment of its own",
+    r"deep-ep shim": "tests/api/test_shim.py, in an environment of its own",
     r"^sudo |^apt-get |^echo 'options|^export ": "changes the machine, or sets a variable for what follows",
     r"deep_ep_py profile": "tests/tools/profile/test_profile.py, in builds whose warps are as on a GPU",
     r"\bHOST\b": "needs two machines",
+    r"test_(intranode|low_latency)\.py|^cd tests$": "needs a clone of DeepEP",
     r"deep_ep_py (canary|rates)|--device cuda": "needs a GPU",
 }
 """Commands that are not run here, and who runs them or why they cannot be run."""

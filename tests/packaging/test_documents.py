@@ -84,7 +84,7 @@ def test_links(page: Path) -> None:
 
 def test_a_broken_link_is_found() -> None:
     page = DOCS / "index.md"
-    good = "[a](../README.md#use) [b](#start) ![c](../LICENSE) [d](https://example.org/x#y) `[e](none.md)`"
+    good = "[a](../README.md#install) [b](#start) ![c](../LICENSE) [d](https://example.org/x#y) `[e](none.md)`"
     assert list(broken_links(page, good)) == []
     assert list(broken_links(page, "[a](none.md) [b](usage.md#no-such-heading) [c](#nor-this)")) == [
         "none.md",
