@@ -60,6 +60,7 @@ def test_the_check_sees_one_wrong_element_and_nan() -> None:
         assert not compare(wrong, exact, magnitude).passed
 
 
+@pytest.mark.thorough
 def test_a_small_demo_runs(tmp_path: Path) -> None:
     arguments = ["--ranks=2", "--tokens=32", "--hidden=64", "--intermediate=16", "--experts=16", "--steps=2"]
     environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path()}

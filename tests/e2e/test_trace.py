@@ -104,7 +104,7 @@ def test_the_waits_for_a_late_rank_explain_the_dispatch(tmp_path: Path) -> None:
 def test_two_nodes_of_processes(workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By real clocks, over the environment variable and the command line."""
     monkeypatch.setenv("DEEP_EP_TRACE", str(tmp_path / "t.json"))
-    done = forked(workers / "traced.py", 4, f"--late={LATE}", "--seconds=0.5")
+    done = forked(workers / "traced.py", 4, f"--late={LATE}", "--seconds=1")
     assert done.returncode == 0, done.stdout + done.stderr
     files = [str(tmp_path / f"t.rank{rank}.json") for rank in range(4)]
     joined, picture = tmp_path / "all.json", tmp_path / "all.svg"

@@ -110,6 +110,7 @@ def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[s
     assert tree.build(), "a removed source must leave the library"
 
 
+@pytest.mark.thorough
 def test_standard_headers_are_compiled_once(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

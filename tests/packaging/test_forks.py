@@ -46,6 +46,7 @@ except KeyError:
 
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "sys.exit('a reason')", "raise KeyboardInterrupt", FAILING])
 @pytest.mark.parametrize("of_a_file", [False, True])
+@pytest.mark.covers
 def test_as_a_process_of_its_own(end: str, of_a_file: bool, tmp_path: Path) -> None:
     program = ["-c", ENDS.format(end=end)]
     if of_a_file:

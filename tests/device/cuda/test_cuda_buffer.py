@@ -151,8 +151,9 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("which", "least"),
-    [("not processes and not low_latency_model", 20), pytest.param("low_latency_model", 1, marks=pytest.mark.thorough)],
+    [("not processes and not low_latency_model", 20), ("low_latency_model", 1)],
 )
+@pytest.mark.thorough
 def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Path, which: str, least: int) -> None:
     """The tests of tests/device/gpu, unchanged, with ranks as threads. Those with processes need a torch with CUDA."""
     chosen = ["pytest", str(TESTS / "device" / "gpu" / "test_low_latency.py"), "-k", which]

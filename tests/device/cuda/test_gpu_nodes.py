@@ -98,6 +98,7 @@ def test_two_machines(nvshmem: Nvshmem) -> None:
         in_long(["--nodes=2", "--heap=nvshmem", "--dtype=fp8"], {}),
     ],
 )
+@pytest.mark.thorough
 def test_low_latency_mode(nvshmem: Nvshmem, options: list[str], environment: dict[str, str]) -> None:
     report, printed = run(nvshmem, "--mode=low-latency", *options, **environment)
     assert report["config"]["transport"]["paths"][-1] == "ibgda" and report["config"]["heap"] == "nvshmem"

@@ -83,6 +83,7 @@ def test_a_stage_that_is_used_again_before_it_was_read(weaken: Weaken) -> None:
         normal(2, (1,))
 
 
+@pytest.mark.thorough
 def test_bulk_copies_that_are_not_fenced(weaken: Weaken) -> None:
     """They would not be ordered after the initialization of the mbarrier that counts their bytes."""
     with weaken(r"fence\.proxy\.async;", ""), pytest.raises((SimtError, DeepEPError), match=RACES):
