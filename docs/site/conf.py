@@ -6,6 +6,7 @@ clone. What a document links to and what is not a page itself (results, sources)
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,16 @@ def is_field_alias(app: Any, what: str, name: str, member: Any, skip: bool, opti
     return skip or (getattr(member, "__doc__", None) or "").startswith("Alias for field number")
 
 
+def let_long_code_wrap(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let long names in code wrap after their separators, rather than anywhere; site.css keeps short ones whole."""
+    context["body"] = re.sub(
+        r'(?<=<span class="pre">)[^<]{25,}',
+        lambda name: re.sub(r"(?<=[/_.:=])(?=\w)(?!py\b)", "<wbr>", name[0]),
+        context.get("body", ""),
+    )
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("html-page-context", let_long_code_wrap)
     app.connect("autodoc-skip-member", is_field_alias)

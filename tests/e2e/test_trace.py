@@ -19,6 +19,7 @@ from deep_ep_py.session.timeline.tracks import Tracks
 from deep_ep_py.testing import run_ranks, sleep
 from deep_ep_py.tools.trace.explain import explain
 from deep_ep_py.tools.trace.merge import merge, read
+from deep_ep_py.tools.trace.picture import shortened
 from harness import Trial, dispatch_arguments, make_buffer
 from launches import forked
 
@@ -109,7 +110,7 @@ def test_two_nodes_of_processes(workers: Path, tmp_path: Path, monkeypatch: pyte
     files = [str(tmp_path / f"t.rank{rank}.json") for rank in range(4)]
     joined, picture = tmp_path / "all.json", tmp_path / "all.svg"
     result = CliRunner().invoke(main, ["trace", "merge", *files, "-o", str(joined)])
-    assert result.exit_code == 0 and "4 ranks" in result.output, result.output
+    assert result.exit_code == 0 and "4 ranks" in result.output and " arrows, from" in result.output, result.output
     dispatches = [one for one in explain(read(joined)) if one.name == "dispatch" and one.rank != LATE]
     for rank in (0, 1, 3):
         longest = max((one for one in dispatches if one.rank == rank), key=lambda one: one.duration)
@@ -122,6 +123,24 @@ def test_two_nodes_of_processes(workers: Path, tmp_path: Path, monkeypatch: pyte
     assert result.exit_code == 0 and picture.read_text().count("<path") > 100, result.output
     result = CliRunner().invoke(main, [*draws, "--operation=1000"])
     assert result.exit_code == 1 and "--operation 1000: expected one of 0 to" in result.output
+
+
+def test_a_timeline_without_arrows_says_why(tmp_path: Path) -> None:
+    (alone, *_) = record(tmp_path, "ibgda")  # the waits that its signals end are in the timelines of other ranks
+    result = CliRunner().invoke(main, ["trace", "merge", str(alone), "-o", str(tmp_path / "merged.json")])
+    assert result.exit_code == 0 and "no arrows: no signal of a NIC ended a wait" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("chunk arrived of rank 1", ["chunk arrived of rank 1", "chunk arrived", "chunk"]),
+        ("put to rank 12", ["put to rank 12", "put"]),
+        ("dispatch", ["dispatch"]),
+    ],
+)
+def test_a_name_is_shortened_between_words(name: str, shown: list[str]) -> None:
+    assert shortened(name) == shown
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -39,9 +39,11 @@ def merge_command(files: tuple[Path, ...], output: Path) -> None:
     merged = _merged(files)
     write(output, merged["traceEvents"], merged["metadata"])
     arrows = sum(entry["ph"] == "f" for entry in merged["traceEvents"])
-    click.echo(
-        f"{output}: {len(merged['metadata']['ranks'])} ranks, {len(merged['traceEvents'])} entries, {arrows} arrows"
-    )
+    click.echo(f"{output}: {len(merged['metadata']['ranks'])} ranks, {len(merged['traceEvents'])} entries")
+    if arrows:
+        click.echo(f"{arrows} arrows, from signals of NICs to the waits that they end")
+    else:
+        click.echo("no arrows: no signal of a NIC ended a wait (ranks of one node use none)")
 
 
 @command.command("explain")

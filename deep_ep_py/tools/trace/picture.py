@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ _COLORS = {
 }
 _NAMED = ("operation", "kernel", "wait")
 _ROW, _HEIGHT = 0.28, 0.8
-_MIN_SHARE = 0.05  # of the width, for a slice to carry its name
+_MIN_SHARE = 0.02  # of the width, for a slice to carry its name
+_PADDING = 2  # points before and after a name
 
 
 def draw(timeline: dict[str, Any], path: Path, title: str = "") -> None:
@@ -47,9 +49,6 @@ def draw(timeline: dict[str, Any], path: Path, title: str = "") -> None:
         row = rows[entry["pid"], entry["tid"]]
         width = max(entry["dur"], end / 1500)
         axis.barh(row, width, _HEIGHT, entry["ts"], color=_COLORS[entry["cat"]], edgecolor="white", linewidth=0.3)
-        if entry["cat"] in _NAMED and entry["dur"] > _MIN_SHARE * end:
-            room = int(entry["dur"] / end * 150)  # characters that fit
-            axis.text(entry["ts"] + end / 400, row, entry["name"][:room], va="center", fontsize=6.5, color="white")
     _draw_arrows(axis, entries, rows)
     axis.set_yticks(range(len(labels)), [f"rank {rank}: {title}" for rank, title in labels], fontsize=7)
     axis.set_ylim(len(labels) - 0.5, -0.5)
@@ -61,9 +60,32 @@ def draw(timeline: dict[str, Any], path: Path, title: str = "") -> None:
             axis.barh(0, 0, color=_COLORS[name], label=name)
     figure.legend(loc="outside lower center", ncols=len(_COLORS), frameon=False, fontsize=8)
     axis.set_title(title, fontsize=10)
+    figure.draw_without_rendering()  # places the axis, so that widths in pixels are known
+    for entry in slices:
+        if entry["cat"] in _NAMED and entry["dur"] > _MIN_SHARE * end:
+            _write_name(axis, entry, rows[entry["pid"], entry["tid"]])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def _write_name(axis: Any, entry: dict[str, Any], row: int) -> None:
+    """Write a slice's name into it, or as many of its words as fit."""
+    left, right = axis.transData.transform([(entry["ts"], 0), (entry["ts"] + entry["dur"], 0)])[:, 0]
+    room = right - left - 2 * _PADDING * axis.figure.dpi / 72
+    style = {"xytext": (_PADDING, 0), "textcoords": "offset points"}
+    text = axis.annotate("", (entry["ts"], row), va="center", fontsize=6.5, color="white", **style)
+    for name in shortened(entry["name"]):
+        text.set_text(name)
+        if text.get_window_extent().width <= room:
+            return
+    text.remove()
+
+
+def shortened(name: str) -> list[str]:
+    """Return a name and what may stand for it, longest first: without the rank, then the first of its words alone."""
+    words = re.sub(r" (of|to) rank \d+$", "", name)
+    return list(dict.fromkeys((name, words, words.split(" ")[0])))
 
 
 def _draw_arrows(axis: Any, entries: list[dict[str, Any]], rows: dict[tuple[int, int], int]) -> None:
