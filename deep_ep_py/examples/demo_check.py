@@ -9,11 +9,6 @@ import torch
 from deep_ep_py.examples.moe_layer import Gate
 from deep_ep_py.moe import Experts
 
-BOUND = (
-    "|got - exact| <= 2^-8 (|exact| + S) + 2^-16 max over the token's elements of S; "
-    "S: sum over ranks of |the contribution of its experts|"
-)
-
 
 @dataclass(frozen=True)
 class Check:
@@ -71,10 +66,12 @@ def reference(
 
 
 def compare(got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> Check:
-    """Compare all elements.
+    """Compare all elements, each with a bound of its own.
 
-    A rank's contribution is rounded to BF16 before it is sent, and the sum is rounded once more, each by at most 2^-8.
-    The last term of the bound allows for float32 sums in another order, and for the product of the two roundings.
+    The bound of |got - exact| is 2^-8 (|exact| + S) + 2^-16 (the largest S of the token's elements), where S is the sum
+    over ranks of |the contribution of its experts|. A rank's contribution is rounded to BF16 before it is sent, and the
+    sum is rounded once more, each by at most 2^-8. The last term allows for float32 sums in another order, and for the
+    product of the two roundings.
 
     Parameters
     ----------

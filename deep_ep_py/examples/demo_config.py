@@ -18,3 +18,11 @@ class DemoConfig:
     steps: int
     warmup: int
     seed: int
+
+    @property
+    def sizes(self) -> str:
+        """The sizes of the layer in words."""
+        return (
+            f"{self.tokens} tokens on each, hidden size {self.hidden}, "
+            f"{self.experts} experts, of which each token chooses {self.topk}"
+        )

@@ -1,8 +1,7 @@
-"""The demo's report: tables and a picture."""
+"""The demo's report: tables, a picture and a verdict."""
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deep_ep_py.examples.demo_check import BOUND
+from deep_ep_py.examples.demo_check import Check
 from deep_ep_py.examples.demo_config import DemoConfig
 from deep_ep_py.examples.picture import pyplot_for, save_picture
-from deep_ep_py.tools.bench.timing import summary
+from deep_ep_py.tools.bench.timing import summary, three_digits
 
-_COLORS = {"gate": "#9aa5b1", "layout": "#4c9f70", "dispatch": "#0b6e4f", "experts": "#9aa5b1", "combine": "#0b6e4f"}
+_OURS, _MODEL = "#0b6e4f", "#9aa5b1"
+_OF_MODEL = ("gate", "experts")  # what the library has no part in
+_BF16_BYTES = 2
 
 
 def print_demo(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
-    """Print the times, the amount of data moved, and the check.
+    """Print the times and the amount of data moved.
 
     Parameters
     ----------
@@ -30,45 +31,55 @@ def print_demo(figures: dict[str, Any], config: DemoConfig, console: Console) ->
     console
         The console to print to.
     """
-    _print_times(figures, config, console)
-    _print_movement(figures, config, console)
-    check = figures["check"]
-    console.print(
-        f"against the same layer in one process: max abs error {check.max_abs_error:.3g}, relative to the largest "
-        f"element {check.max_rel_error:.3g}, calc_diff {check.calc_diff:.3g}"
-    )
-    verdict = "[green]passed[/]" if check.passed else "[red]FAILED[/]"
-    console.print(f"{verdict}: the largest error is {check.of_bound:.2f} of its bound")
-    console.print(f"  {BOUND}", style="dim")
-
-
-def _print_times(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
-    title = f"one MoE layer, slowest of {config.ranks} ranks, {config.steps} runs"
+    title = f"milliseconds of each phase, slowest rank, {config.steps} runs"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("phase", "median ms", "min", "max"):
+    for name in ("phase", "median", "min", "max", "of the layer"):
         table.add_column(name, justify="left" if name == "phase" else "right")
-    for name, milliseconds in figures["phases"].items():
-        times = summary(milliseconds)
-        table.add_row(name, *(f"{times[key]:.2f}" for key in ("median", "min", "max")))
+    for name, (times, share) in _times(figures).items():
+        table.add_row(name, *(three_digits(times[key]) for key in ("median", "min", "max")), f"{share:.1%}")
     console.print(table)
-
-
-def _print_movement(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
-    rows, tokens = sum(figures["rows"]), config.ranks * config.tokens
-    megabytes = rows * config.hidden * 2 / 1e6
+    rows, tokens = sum(sent for sent, _ in figures["rows"]), config.ranks * config.tokens
     console.print(
-        f"{tokens} tokens of hidden {config.hidden}, top-{config.topk} of {config.experts} experts: {rows} rows moved "
-        f"({rows / tokens:.2f} per token, {megabytes:.0f} MB each way); busiest over mean: "
-        f"rank {_imbalance(figures['rows']):.2f}, expert {_imbalance(figures['tokens_per_expert']):.2f}"
+        f"dispatch sent each token once to every rank with one of its experts: {tokens} tokens as {rows} rows, "
+        f"{_megabytes(rows, config):.0f} MB. combine returned as much."
     )
 
 
-def _imbalance(loads: list[int]) -> float:
-    return max(loads) / statistics.mean(loads)
+def print_verdict(check: Check, config: DemoConfig, console: Console) -> None:
+    """Print whether the result is correct, and what it was compared with.
+
+    Parameters
+    ----------
+    check
+        The comparison.
+    config
+        The configuration of the demo.
+    console
+        The console to print to.
+    """
+    elements = config.ranks * config.tokens * config.hidden
+    compared = f"that of the same layer in one process, in all {elements} elements, to BF16's rounding"
+    verdict = f"[green]correct[/]: the output on {config.ranks} ranks equals {compared}"
+    if not check.passed:
+        verdict = f"[red]WRONG[/]: the output on {config.ranks} ranks does not equal {compared}"
+    console.print(
+        f"{verdict}. The largest error is {check.of_bound:.2f} of its bound; calc_diff {check.calc_diff:.1e}."
+    )
+
+
+def _times(figures: dict[str, Any]) -> dict[str, tuple[dict[str, float], float]]:
+    """Return the times of each phase, and its share of the sum of all medians."""
+    times = {name: summary(milliseconds) for name, milliseconds in figures["phases"].items()}
+    together = sum(one["median"] for one in times.values())
+    return {name: (one, one["median"] / together) for name, one in times.items()}
+
+
+def _megabytes(rows: int, config: DemoConfig) -> float:
+    return rows * config.hidden * _BF16_BYTES / 1e6
 
 
 def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: Console) -> None:
-    """Plot the times of the phases and the load of ranks and experts.
+    """Plot where the layer's time goes, and what each rank sent and received.
 
     Parameters
     ----------
@@ -84,32 +95,39 @@ def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: 
     pyplot = pyplot_for(console)
     if pyplot is None:
         return
-    figure, (times, ranks, experts) = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
-    _draw_times(times, figures["phases"])
-    ranks.bar(range(config.ranks), figures["rows"], color="#0b6e4f")
-    ranks.set(title="rows received", xlabel="rank", xticks=range(config.ranks))
-    experts.bar(range(config.experts), sorted(figures["tokens_per_expert"], reverse=True), width=1.0, color="#d98e04")
-    experts.set(title="tokens per expert", xlabel="experts, busiest first")
-    for axis in (times, ranks, experts):
+    figure, (times, moved) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    _draw_times(times, figures)
+    _draw_moved(moved, figures["rows"], config)
+    for axis in (times, moved):
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        f"a MoE layer on {config.ranks} ranks: {config.tokens} tokens each, hidden {config.hidden}, "
-        f"top-{config.topk} of {config.experts} experts"
-    )
+    figure.suptitle(f"A MoE layer on {config.ranks} ranks: {config.sizes}", fontsize=11)
     save_picture(figure, path, console)
     pyplot.close(figure)
 
 
-def _draw_times(axis: Any, phases: dict[str, list[float]]) -> None:
-    for place, (name, milliseconds) in enumerate(phases.items()):
-        median, count = summary(milliseconds)["median"], len(milliseconds)
-        across = [place - 0.2 + 0.4 * (run + 0.5) / count for run in range(count)]
-        axis.hlines(median, place - 0.3, place + 0.3, color=_COLORS[name], linewidth=2.5)
-        axis.scatter(across, milliseconds, s=14, color=_COLORS[name], alpha=0.45, linewidths=0, zorder=3)
-        axis.annotate(f"{median:.2f}", (place + 0.32, median), va="center", fontsize=9)
-    axis.set_xticks(range(len(phases)), list(phases))
-    axis.set_xlim(-0.6, len(phases) - 0.1)
-    axis.set_yscale("log")
-    axis.margins(y=0.1)
-    axis.set_ylabel("ms, logarithmic")
-    axis.set_title("time of each phase on the slowest rank:\na dot per run, a bar at the median")
+def _draw_times(axis: Any, figures: dict[str, Any]) -> None:
+    phases = _times(figures)
+    for place, (name, (times, share)) in enumerate(phases.items()):
+        axis.barh(place, times["median"], color=_MODEL if name in _OF_MODEL else _OURS)
+        axis.annotate(
+            f"{three_digits(times['median'])} ms, {share:.1%}",
+            (times["median"], place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axis.set_yticks(range(len(phases)), list(phases))
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.35 * max(times["median"] for times, _ in phases.values()))  # room for what is beside the bars
+    axis.set_xlabel("ms on the slowest rank, median")
+    axis.set_title("where the time goes\n(green: this library, gray: the model)")
+
+
+def _draw_moved(axis: Any, rows: list[list[int]], config: DemoConfig) -> None:
+    for shift, color, name, counts in zip((-0.2, 0.2), (_OURS, "#d98e04"), ("sent", "received"), zip(*rows)):
+        places = [rank + shift for rank in range(config.ranks)]
+        axis.bar(places, [_megabytes(count, config) for count in counts], 0.38, color=color, label=name)
+    axis.set(xlabel="rank", ylabel="MB", xticks=range(config.ranks))
+    axis.set_title("what dispatch moved\n(combine moves the same back)")
+    axis.margins(y=0.15)  # room for the legend
+    axis.legend(loc="upper right", ncols=2, frameon=False)

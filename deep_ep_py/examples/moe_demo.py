@@ -19,7 +19,7 @@ import torch.distributed as dist
 from deep_ep_py.base.options import PICTURES, OutputFile
 from deep_ep_py.examples.demo_check import compare, reference
 from deep_ep_py.examples.demo_config import DemoConfig
-from deep_ep_py.examples.demo_report import plot_demo, print_demo
+from deep_ep_py.examples.demo_report import plot_demo, print_demo, print_verdict
 from deep_ep_py.examples.moe_layer import ExpertParallelMoE, Gate
 from deep_ep_py.examples.text import embed_bytes, read_text
 from deep_ep_py.moe import Experts
@@ -50,15 +50,15 @@ def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str,
     x = embed_bytes(text, context.rank, config.tokens, config.hidden, config.seed)
 
     stopwatch = Stopwatch(context.group)
-    context.emit({"kind": "size", "tokens": config.tokens, "steps": config.warmup + config.steps})
+    context.emit({"kind": "size", "label": "running the layer", "steps": config.warmup + config.steps})
     for step in range(config.warmup + config.steps):
         stopwatch.recording = step >= config.warmup
         out = layer.forward(x, phase=stopwatch.time)
         context.emit({"kind": "step", "step": step})
 
-    context.emit({"kind": "check", "name": "against the same layer in one process"})
+    context.emit({"kind": "size", "label": "computing the same layer in one process", "steps": None})
     outputs = _gather(out, context)
-    counts = _gather(torch.tensor([layer.rows_received, *layer.tokens_per_expert]), context)
+    rows = _gather(torch.tensor([layer.rows_sent, layer.rows_received]), context)
     phases = stopwatch.series()
     buffer.destroy()
     if context.rank != 0:
@@ -70,8 +70,7 @@ def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str,
     return {
         "check": compare(torch.cat(outputs), exact, magnitude),
         "phases": phases,
-        "rows": [int(count[0]) for count in counts],
-        "tokens_per_expert": [int(tokens) for count in counts for tokens in count[1:]],
+        "rows": torch.stack(rows).tolist(),
     }
 
 
@@ -106,7 +105,10 @@ def main(plot: Path, **options: Any) -> None:
         raise click.UsageError(str(error)) from error
     text, origin = read_text()
     console = make_console(quiet=torchrun_rank() != 0)
-    console.print(f"text: {origin}, {len(text)} bytes; {config.ranks} ranks take {config.tokens} each")
+    console.print(
+        f"A MoE layer runs on {config.ranks} ranks, processes on this machine: {config.sizes}. Its tokens are bytes of "
+        f"{origin}. The output is then compared with that of one process."
+    )
     try:
         with BenchProgress(console) as progress:
             figures = launch(run_rank, config.ranks, (config, text), progress.on_event)
@@ -116,6 +118,7 @@ def main(plot: Path, **options: Any) -> None:
         return
     print_demo(figures, config, console)
     plot_demo(figures, config, plot, console)
+    print_verdict(figures["check"], config, console)
     if not figures["check"].passed:
         raise SystemExit(1)
 

@@ -89,10 +89,10 @@ class ExpertParallelMoE:
 
     def __init__(self, buffer: Buffer, gate: Gate, experts: Experts, num_experts: int) -> None:
         self.buffer, self.gate, self.experts, self.num_experts = buffer, gate, experts, num_experts
-        self.tokens_per_expert: list[int] = []
-        """Number of tokens that each of this rank's experts received from all ranks in the last call."""
         self.rows_received = 0
         """Number of rows that arrived at this rank in the last call: one for each token with an expert here."""
+        self.rows_sent = 0
+        """Number of rows that this rank sent in the last call: for each token, one to every rank with its experts."""
 
     def forward(self, x: torch.Tensor, phase: Phase = _just_call) -> torch.Tensor:
         """Run the layer on this rank's tokens. Collective.
@@ -119,7 +119,7 @@ class ExpertParallelMoE:
 
         # Send each token once to every rank that holds one of its experts. Received rows are sorted by source rank,
         # then token; expert ids are local, -1 for experts of other ranks.
-        recv_x, recv_topk_idx, recv_topk_weights, self.tokens_per_expert, handle, _ = phase(
+        recv_x, recv_topk_idx, recv_topk_weights, _, handle, _ = phase(
             "dispatch",
             lambda: self.buffer.dispatch(
                 x,
@@ -130,7 +130,7 @@ class ExpertParallelMoE:
                 num_tokens_per_expert=num_tokens_per_expert,
             ),
         )
-        self.rows_received = recv_x.size(0)
+        self.rows_received, self.rows_sent = recv_x.size(0), int(num_tokens_per_rank.sum())
 
         # combine sums without weights, so the gate's weights are applied here.
         expert_out = phase("experts", lambda: self.experts(recv_x, recv_topk_idx, recv_topk_weights).to(x.dtype))

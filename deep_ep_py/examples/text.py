@@ -27,7 +27,7 @@ def read_text() -> tuple[bytes, str]:
         return readme.read_bytes(), "README.md"
     sources = sorted(_PACKAGE.rglob("*.py"))
     text = b"".join(path.read_bytes() for path in sources)
-    return text, f"no README.md found; the package's own {len(sources)} source files"
+    return text, f"the package's own {len(sources)} source files"
 
 
 def read_repository() -> tuple[bytes, str]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from deep_ep_py.base.options import PICTURES, OutputFile
 from deep_ep_py.examples.text import read_repository
 from deep_ep_py.examples.train_model import Batches, ByteModel, OneProcessMoE, TrainConfig
-from deep_ep_py.examples.train_report import plot_training, print_training, verdict
+from deep_ep_py.examples.train_report import plot_training, print_training, print_verdict, verdict
 from deep_ep_py.moe import Gate, MoELayer
 from deep_ep_py.tools.bench.launch import launch, torchrun_rank
 from deep_ep_py.tools.bench.processes import RankFailed
@@ -161,7 +161,12 @@ def main(check: bool, plot: Path, **options: Any) -> None:
     _check_options(config)
     text, origin = read_repository()
     console = make_console(quiet=torchrun_rank() != 0)
-    console.print(f"text: {origin}, {len(text)} bytes; a step takes {config.batch * config.length} of each rank")
+    then = ", then in one process that has all experts, to compare the losses" if check else ""
+    console.print(
+        f"A MoE language model is trained for {config.steps} steps on {config.ranks} ranks, processes with "
+        f"{config.local_experts} of {config.experts} experts each{then}. Its text: {origin}, {len(text) / 1e6:.1f} MB, "
+        f"of which each rank reads {config.batch * config.length} bytes in a step."
+    )
     try:
         with BenchProgress(console) as progress:
             figures = launch(run_rank, config.ranks, (config, text, check), progress.on_event)
@@ -171,6 +176,7 @@ def main(check: bool, plot: Path, **options: Any) -> None:
         return
     print_training(figures, config, console)
     plot_training(figures, config, plot, console)
+    print_verdict(verdict(figures), config, console)
     if not verdict(figures).passed:
         raise SystemExit(1)
 

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from deep_ep_py.examples.picture import pyplot_for, save_picture
 from deep_ep_py.examples.train_model import TrainConfig
+from deep_ep_py.tools.bench.machine import usable_cores
+from deep_ep_py.tools.bench.tables import cores_text
 
 BOUND = 1e-3
 """Bound for the difference of two losses, in nats per byte."""
@@ -39,8 +41,12 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """Whether the loss fell and agrees with that of one process."""
-        same = self.difference is None or self.difference <= BOUND
-        return self.after < self.before and same
+        return self.after < self.before and self.agrees
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no loss differs from that of one process, as far as they were compared."""
+        return self.difference is None or self.difference <= BOUND
 
 
 def verdict(figures: dict[str, Any]) -> Verdict:
@@ -55,7 +61,7 @@ def verdict(figures: dict[str, Any]) -> Verdict:
 
 
 def print_training(figures: dict[str, Any], config: TrainConfig, console: Console) -> None:
-    """Print the losses, the times and the verdict.
+    """Print the losses and the times.
 
     Parameters
     ----------
@@ -78,17 +84,39 @@ def print_training(figures: dict[str, Any], config: TrainConfig, console: Consol
             row += [f"{reference[step]:.4f}", f"{abs(ours - reference[step]):.1e}"]
         table.add_row(*row)
     console.print(table)
-    step_ms = statistics.median(figures["milliseconds"])
+    cores = len(usable_cores())
+    shared = f", which share {cores_text(cores)}" if cores < config.ranks else ""
     console.print(
-        f"a step: median {step_ms:.1f} ms on {config.ranks} ranks, with {figures['operations'] / config.steps:g} "
-        "dispatches and combines, including those of the backward"
+        f"a step: {statistics.median(figures['milliseconds']):.0f} ms on {config.ranks} ranks{shared}, with "
+        f"{figures['operations'] / config.steps:g} dispatches and combines, forward and backward"
     )
     if reference:
-        console.print(f"  in one process: {statistics.median(figures['reference_milliseconds']):.1f} ms")
-    judged = verdict(figures)
-    word = "[green]passed[/]" if judged.passed else "[red]FAILED[/]"
-    same = "" if judged.difference is None else f"; at most {judged.difference:.1e} from one process"
-    console.print(f"{word}: the loss goes from {judged.before:.3f} to {judged.after:.3f}{same} (bound {BOUND:g})")
+        console.print(f"  in one process: {statistics.median(figures['reference_milliseconds']):.0f} ms")
+
+
+def print_verdict(judged: Verdict, config: TrainConfig, console: Console) -> None:
+    """Print whether the losses are right, and what they were compared with.
+
+    Parameters
+    ----------
+    judged
+        The verdict.
+    config
+        The configuration of the training.
+    console
+        The console to print to.
+    """
+    word = "[green]correct[/]" if judged.passed else "[red]WRONG[/]"
+    falls = "falls" if judged.after < judged.before else "does not fall"
+    text = f"{word}: the loss {falls}, from {judged.before:.3f} to {judged.after:.3f} nats per byte, and "
+    if judged.difference is None:
+        console.print(f"{text}was not compared with that of one process (--no-check).")
+        return
+    equals = "equals" if judged.agrees else "differs from"
+    console.print(
+        f"{text}{equals} that of one process in each of {config.steps} steps: largest difference "
+        f"{judged.difference:.1e}, bound {BOUND:g}."
+    )
 
 
 def plot_training(figures: dict[str, Any], config: TrainConfig, path: Path, console: Console) -> None:
@@ -112,13 +140,13 @@ def plot_training(figures: dict[str, Any], config: TrainConfig, path: Path, cons
     figure, axes = pyplot.subplots(1, 2 if reference else 1, figsize=(11, 4.2), squeeze=False, layout="constrained")
     losses = axes[0][0]
     losses.plot(figures["losses"], color="#0b6e4f", linewidth=3, label=f"{config.ranks} ranks")
-    losses.set(title="loss", xlabel="step", ylabel="nats per byte")
+    losses.set(title="loss of each step", xlabel="step", ylabel="nats per byte")
     if reference:
         losses.plot(reference, color="#d98e04", linewidth=1, label="one process")
         apart = [abs(ours - one) for ours, one in zip(figures["losses"], reference)]
         axes[0][1].semilogy(apart, color="#7a7a7a")
         axes[0][1].axhline(BOUND, color="#b3423a", linestyle="--", label="bound")
-        axes[0][1].set(title="difference of the two", xlabel="step")
+        axes[0][1].set(title="difference of the two losses", xlabel="step")
     for axis in axes[0]:
         axis.legend()
         axis.spines[["top", "right"]].set_visible(False)

@@ -14,14 +14,17 @@ import torch
 from click.testing import CliRunner
 
 from builds import BUILD
+from deep_ep_py.base.pictures import get_pyplot
 from deep_ep_py.testing import run_ranks
 from deep_ep_py.tools.bench import BenchConfig, CapabilityError
 from deep_ep_py.tools.bench.cli import command
 from deep_ep_py.tools.bench.host_time import HostTimes
 from deep_ep_py.tools.bench.inputs import Inputs
 from deep_ep_py.tools.bench.oracle import Oracle
+from deep_ep_py.tools.bench.plots import begin_at_zero
 from deep_ep_py.tools.bench.results import report
 from deep_ep_py.tools.bench.routing import limit_to_groups, route, tokens_in_rank
+from deep_ep_py.tools.bench.timing import three_digits
 from forks import run_python
 from low_latency import Sizes, Work, dispatch, make_buffer
 from places import python_path
@@ -170,6 +173,22 @@ def test_a_report_takes_medians_and_the_faster_variant() -> None:
     assert result["verified"]
 
 
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.01234, "0.0123"), (1.1, "1.10"), (20, "20.0"), (99.96, "100"), (314.2, "314"), (2317.2, "2317")],
+)
+def test_numbers_are_written_as_a_person_writes_them(value: float, written: str) -> None:
+    assert three_digits(value) == written
+
+
+def test_an_axis_is_cut_above_all_but_outliers() -> None:
+    axis = get_pyplot().figure().add_subplot()
+    begin_at_zero(axis, {"ours": [(4, 2.0, [2.0, 2.1, 50.0])], "memcpy": [(4, 1.0, [1.0, 1.0, 1.0])]})
+    (note,) = axis.texts
+    assert axis.get_ylim()[0] == 0 and 2.1 < axis.get_ylim()[1] < 4
+    assert "1 of 6 iterations beyond, up to 50.0" in note.get_text()
+
+
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +197,9 @@ def test_a_run_reports_every_figure(tmp_path: Path) -> None:
     files = ["--json=report.json", "--plot=pictures/plot.png"]
     done = bench(*SMALL, "--tokens=24", "--tokens=7", "--routing=skewed", *baselines, *files, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "verified" in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Timing dispatch and combine in normal mode on 2 ranks, for 24 and 7 tokens on")
+    assert "verified: the results are right" in done.stdout and max(map(len, lines)) <= 80, done.stdout
     result = json.loads((tmp_path / "report.json").read_text())
     assert result["verified"] is True
     config = result["config"]

@@ -23,7 +23,7 @@ from deep_ep_py.tools.bench.plots import plot_report
 from deep_ep_py.tools.bench.processes import RankFailed
 from deep_ep_py.tools.bench.progress import BenchProgress, make_console
 from deep_ep_py.tools.bench.results import report as make_report
-from deep_ep_py.tools.bench.tables import print_report
+from deep_ep_py.tools.bench.tables import print_report, print_verdict
 from deep_ep_py.tools.bench.worker import run_bench
 
 _DEFAULTS = BenchConfig()
@@ -159,10 +159,16 @@ def command(
     if plot_file is not None and torchrun_rank() == 0:
         _check_default(plot_file)
     console = make_console(quiet=torchrun_rank() != 0)
+    console.print(
+        f"Timing dispatch and combine in {bench_config.mode} mode on {bench_config.ranks} ranks, for "
+        f"{' and '.join(map(str, bench_config.tokens))} tokens on each: {bench_config.warmup} untimed iterations, then "
+        f"{bench_config.iterations} timed ones. The results of the last are checked."
+    )
     report = _measure(bench_config, console)
     print_report(report, console)
     if torchrun_rank() == 0:
         _write(report, json_file, plot_file, console)
+    print_verdict(report, console)
     if not report["verified"]:
         raise SystemExit(1)
 

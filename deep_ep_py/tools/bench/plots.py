@@ -8,6 +8,7 @@ from typing import Any
 from deep_ep_py.base.pictures import get_pyplot
 from deep_ep_py.tools.bench.results import BASELINE_OP
 from deep_ep_py.tools.bench.tables import cores_text
+from deep_ep_py.tools.bench.timing import three_digits
 
 OURS, OURS_COLOR = "deep_ep_py", "#0b6e4f"
 _COLORS = {
@@ -38,7 +39,9 @@ _ELASTIC_PANELS = {
 }
 """By title: the operations that a panel shows, by the names of their lines."""
 _LEGEND_COLUMNS = 6
-_LINEAR_BELOW = 3.0  # times whose largest is less than so many times the smallest begin at 0
+_NOTE_COLOR = "#666666"
+_CUT = 1.5  # an axis ends at so many times the largest median: one slow iteration must not flatten the others
+_LOGARITHMIC_FROM = 10.0  # lines over sizes whose largest median is so many times the smallest have a logarithmic axis
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
@@ -63,11 +66,11 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
         for axis, as_rate in ((axes[0][column], False), (axes[1][column], True)):
             series = _series(report, ops, as_rate)
             (_draw_lines if several else _draw_columns)(axis, series)
-            if as_rate or _spread(series) < _LINEAR_BELOW:
-                axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
-            else:
+            if several and not as_rate and _spread(series) > _LOGARITHMIC_FROM:
                 _scale_by_decades(axis)
-                axis.set_title("logarithmic", loc="right", fontsize=8, color="#666666")
+                axis.set_title("logarithmic", loc="right", fontsize=8, color=_NOTE_COLOR)
+            else:
+                begin_at_zero(axis, series)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(True, axis="y", alpha=0.2)
         axes[0][column].set_title(title)
@@ -121,9 +124,23 @@ def _series(report: dict[str, Any], ops: dict[str, str], as_rate: bool) -> Serie
 
 
 def _spread(series: Series) -> float:
-    """Return the largest value over the smallest."""
-    values = [value for points in series.values() for _, _, samples in points for value in samples]
-    return max(values) / min(values)
+    """Return the largest median over the smallest."""
+    medians = [median for points in series.values() for _, median, _ in points]
+    return max(medians) / min(medians)
+
+
+def begin_at_zero(axis: Any, series: Series) -> None:
+    """Let the vertical axis begin at 0 and end where it is cut, with a note on what is beyond."""
+    points = [point for one in series.values() for point in one]
+    samples = [value for _, _, values in points for value in values]
+    end = min(max(samples), _CUT * max(median for _, median, _ in points))
+    axis.set_ylim(0, 1.08 * end)
+    axis.locator_params(axis="y", nbins=6)
+    axis.yaxis.set_major_formatter("{x:g}")
+    beyond = [value for value in samples if value > 1.08 * end]
+    if beyond:
+        note = f"\N{UPWARDS ARROW} {len(beyond)} of {len(samples)} iterations beyond, up to {three_digits(max(beyond))}"
+        axis.text(0.99, 0.99, note, transform=axis.transAxes, ha="right", va="top", fontsize=8, color=_NOTE_COLOR)
 
 
 def _scale_by_decades(axis: Any) -> None:
@@ -155,7 +172,7 @@ def _draw_columns(axis: Any, series: Series) -> None:
         across = [place - 0.2 + 0.4 * (index + 0.5) / count for index in range(count)]
         axis.hlines(median, place - 0.3, place + 0.3, color=_COLORS[name], linewidth=2.5)
         axis.scatter(across, samples, s=14, color=_COLORS[name], alpha=0.45, linewidths=0, zorder=3)
-        axis.annotate(f"{median:.3g}", (place + 0.32, median), va="center", fontsize=9)
+        axis.annotate(three_digits(median), (place + 0.32, median), va="center", fontsize=9)
     # A line for each part of a name: long names would run into each other.
     axis.set_xticks(range(len(series)), [name.replace(", ", ",\n") for name in series], fontsize=8)
     axis.set_xlim(-0.6, len(series) - 0.1)

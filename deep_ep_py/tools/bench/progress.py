@@ -7,7 +7,10 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+_BAR_WIDTH = 20  # leaves half of 80 columns to the description
 
 
 def make_console(quiet: bool = False) -> Console:
@@ -26,8 +29,15 @@ def make_console(quiet: bool = False) -> Console:
     return Console(width=None if sys.stdout.isatty() else 80, quiet=quiet, highlight=False)
 
 
+class _StepsColumn(MofNCompleteColumn):
+    """The steps done and their number; nothing where the number is unknown."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 class BenchProgress:
-    """A bar per size, fed by the events of rank 0.
+    """A bar per size, fed by the events of rank 0; where there is no terminal to draw it on, a line per size.
 
     Parameters
     ----------
@@ -39,11 +49,14 @@ class BenchProgress:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(_BAR_WIDTH),
+            _StepsColumn(),
             TimeElapsedColumn(),
             console=console,
+            transient=True,
+            disable=not console.is_terminal,
         )
+        self._console = console
         self._task = self._progress.add_task("starting the ranks", total=None)
         self._label = ""
 
@@ -62,6 +75,8 @@ class BenchProgress:
             self._progress.remove_task(self._task)
             self._label = event["label"] if "label" in event else f"{event['tokens']} tokens per rank"
             self._task = self._progress.add_task(self._label, total=event["steps"])
+            if not self._console.is_terminal:
+                self._console.print(f"{self._label} ...")
         elif event["kind"] == "step":
             note = f": {event['note']}" if "note" in event else ""
             self._progress.update(self._task, completed=event["step"] + 1, description=self._label + note)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deep_ep_py.tools.bench.results import BASELINE_OP
+from deep_ep_py.tools.bench.timing import three_digits
 
 _BASELINES_BESIDE = 2  # more of them do not fit beside the times in 80 columns
 
@@ -19,7 +20,7 @@ Columns = dict[str, Cell]
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """Print one table per size, and whether the results were right.
+    """Print one table per size, and what its operations are.
 
     Parameters
     ----------
@@ -39,9 +40,31 @@ def print_report(report: dict[str, Any], console: Console) -> None:
             console.print(table)
         if size["host_us"]:
             console.print(_host_line(size["host_us"]))
+    notes = Table.grid(padding=(0, 2))
     for name, what in config["notes"]["ops"].items():
-        console.print(f"[bold]{name}[/]: {what}", style="dim")
-    _print_checks(report, console)
+        notes.add_row(f"[bold]{name}[/]", what)
+    console.print()
+    console.print(notes, style="dim")
+
+
+def print_verdict(report: dict[str, Any], console: Console) -> None:
+    """Print whether the results were right.
+
+    Parameters
+    ----------
+    report
+        The result of `results.report`.
+    console
+        The console to print to.
+    """
+    for size in report["sizes"]:
+        for name, errors in size["checks"].items():
+            for error in errors:
+                console.print(f"[red]{size['tokens']} tokens, {name}: {error}[/]")
+    if report["verified"]:
+        console.print("[green]verified[/]: the results are right, every element as plain torch computes it")
+    else:
+        console.print("[red]NOT verified[/]: the results are wrong, as listed above")
 
 
 def cores_text(cores: int) -> str:
@@ -121,7 +144,7 @@ def _kernels_table(size: dict[str, Any]) -> Table:
     for op, result in size["ops"].items():
         for kernel, times in result.get("kernels", {}).items():
             figures = (times["ms"]["median"], times["fastest_rank_ms"], times["over_copy"])
-            table.add_row(kernel, op, *(f"{figure:.3g}" for figure in figures))
+            table.add_row(kernel, op, *map(three_digits, figures))
     return table
 
 
@@ -138,8 +161,8 @@ def _table(size: dict[str, Any], columns: Columns, title: str, caption: list[str
 
 def _times_columns(size: dict[str, Any]) -> Columns:
     columns: Columns = {
-        "ms": lambda op, result: f"{result['ms']['median']:.3g}",
-        "min .. max": lambda op, result: f"{result['ms']['min']:.3g} .. {result['ms']['max']:.3g}",
+        "ms": lambda op, result: three_digits(result["ms"]["median"]),
+        "min .. max": lambda op, result: " .. ".join(three_digits(result["ms"][of]) for of in ("min", "max")),
         "GB/s": lambda op, result: f"{result['logical_gb_per_s']:.1f}",
     }
     if "copy_gb_per_s" in size:
@@ -180,14 +203,3 @@ def _baseline_cell(size: dict[str, Any], op: str, name: str, baseline: dict[str,
     ratio = size["ratios"][op][name]
     color = "green" if ratio >= 1 else "yellow"
     return f"{baseline[BASELINE_OP[op]]['ms']:.2f} ([bold {color}]{ratio:.2f}[/])"
-
-
-def _print_checks(report: dict[str, Any], console: Console) -> None:
-    for size in report["sizes"]:
-        for name, errors in size["checks"].items():
-            for error in errors:
-                console.print(f"[red]{size['tokens']} tokens, {name}: {error}[/]")
-    if report["verified"]:
-        console.print("[green]verified[/]: all elements of the last timed iteration match the oracle")
-    else:
-        console.print("[red]NOT verified[/]: the results above are wrong")

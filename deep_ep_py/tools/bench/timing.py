@@ -98,6 +98,11 @@ class Stopwatch:
         return int(late.item())
 
 
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, as a person writes it: 0.0123, 1.10, 2317."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+
+
 def summary(milliseconds: list[float]) -> dict[str, float]:
     """Return the median, the minimum and the maximum of a series."""
     return {"median": statistics.median(milliseconds), "min": min(milliseconds), "max": max(milliseconds)}
