@@ -42,8 +42,9 @@ def command(json_file: Path | None, root: Path, measure: bool) -> None:
 
     Each line has a verdict, what was read, why it matters, and what to do about it; a line by itself is the command
     for that. Verdicts: good; info (neither good nor bad); absent (not on this machine, which is fine); warning; error.
-    The exit code is 1 if there is an error. With --root, everything that belongs to a process is left out: limits,
-    environment, packages, paths.
+    The exit code is 1 if there is an error. The last section says what can be run here, and what is in the way of the
+    rest. With --root, everything that belongs to a process is left out: limits, environment, packages, paths, what can
+    be run.
 
     Under torchrun rank 0 reports for all: each machine, and the path that rows would take between every two ranks.
     """

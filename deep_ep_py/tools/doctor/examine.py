@@ -13,11 +13,12 @@ from deep_ep_py.tools.doctor.network import network
 from deep_ep_py.tools.doctor.nvshmem import Process
 from deep_ep_py.tools.doctor.paths import paths
 from deep_ep_py.tools.doctor.pci import read_gpus
+from deep_ep_py.tools.doctor.runnable import TITLE, runnable
 from deep_ep_py.tools.doctor.software import nvshmem_version, software
 from deep_ep_py.tools.doctor.variables import variables
 from deep_ep_py.tools.doctor.visible import visible
 
-_OF_A_PROCESS = ("GPUs of this process", "Software", "Environment", "Paths")
+_OF_A_PROCESS = ("GPUs of this process", "Software", "Environment", "Paths", TITLE)
 
 
 def examine(files: Files) -> list[Section]:
@@ -30,4 +31,5 @@ def examine(files: Files) -> list[Section]:
     if not files.live:
         return [*sections, Section.of("This process", (not_read(title) for title in _OF_A_PROCESS))]
     sections.insert(3, visible(len(read_gpus(files))))
-    return [*sections, software(), variables(), paths(files)]
+    sections += [software(), variables(), paths(files)]
+    return [*sections, runnable(sections)]

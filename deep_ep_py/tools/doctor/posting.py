@@ -76,13 +76,13 @@ def _missing(
     def lacks(what: str, value: str, reason: str, note: str, command: str) -> Finding:
         return Finding(f"{NAME} needs {what}", Verdict.INFO, value, reason, note, command)
 
-    if not has_nvshmem4py:
-        reason = "it makes the queue pairs and the heap"
-        yield lacks("nvshmem4py", "not installed", reason, "install it, for CUDA 13:", INSTALL)
     if not nics:
         reason = "kernels can post only to a ConnectX; the proxy drives other NICs"
         note = "this shows whether there is one, and which driver it uses:"
         yield lacks("a ConnectX", "none with a link", reason, note, "lspci -d 15b3: -k")
+    if not has_nvshmem4py:
+        reason = "it makes the queue pairs and the heap"
+        yield lacks("nvshmem4py", "not installed", reason, "install it, for CUDA 13:", INSTALL)
     if (given := environment.get(ENABLE_IBGDA)) and not enables_ibgda(environment):
         reason = "NVSHMEM then makes no queue pairs that kernels post to"
         yield lacks("IBGDA", f"{ENABLE_IBGDA}={given}", reason, "set it, on all machines:", f"export {ENABLE_IBGDA}=1")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,9 +22,10 @@ _STYLES = {
     Verdict.WARNING: "yellow",
     Verdict.ERROR: "bold red",
 }
-_COMMAND_STYLE = "cyan"
+_COMMAND = "cyan"
 _INDENT = "  "
-COMMAND_INDENT = 4 * _INDENT
+_BELOW = 6 * _INDENT
+COMMAND_INDENT = 8 * _INDENT
 """Indentation of a command, which has a line of its own, however long."""
 _MAX_NAME = 26
 
@@ -75,33 +77,31 @@ def _names(pair: Pair) -> str:
 
 
 def _print_sections(sections: Sequence[Section], console: Console) -> None:
-    """Print all findings: verdict, name, and the value with the reason below it; commands are outside the columns."""
+    """Print all findings, and how many errors and warnings there are."""
     for section in sections:
         console.print(Text(section.title, style="bold"))
         names = max((len(printable(finding.name, console)) for finding in section.findings), default=0)
         for finding in section.findings:
-            console.print(_row(finding, min(names, _MAX_NAME), console))
-            if finding.command:
-                command = Text(COMMAND_INDENT + printable(finding.command, console), style=_COMMAND_STYLE)
-                console.print(command, soft_wrap=True)  # a folded command could not be copied
+            _print_finding(finding, min(names, _MAX_NAME), console)
         console.print()
     console.print(_summary(sections))
     console.print()
 
 
-def _row(finding: Finding, width: int, console: Console) -> Table:
-    said = Text(printable(finding.value, console))
-    if finding.reason:
-        said.append(f"\n{printable(finding.reason, console)}", style="dim")
-    if finding.note:
-        said.append(f"\n{printable(finding.note, console)}", style=_COMMAND_STYLE)
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=9)
-    table.add_column(width=width, overflow="fold")
-    table.add_column(overflow="fold")
-    verdict = Text(_INDENT + finding.verdict.value, style=_STYLES[finding.verdict])
-    table.add_row(verdict, Text(printable(finding.name, console)), said)
-    return table
+def _print_finding(finding: Finding, names: int, console: Console) -> None:
+    """Print verdict, name and value on one line, if they fit, and what else there is below, at almost full width."""
+    verdict = Text(f"{_INDENT}{finding.verdict.value:<8}", _STYLES[finding.verdict])
+    name, value = (Text(printable(text, console), "default") for text in (finding.name, finding.value))
+    below = [Text(printable(finding.reason, console), "dim"), Text(printable(finding.note, console), _COMMAND)]
+    line = Text.assemble(verdict, name, " " * max(0, names - name.cell_len), _INDENT, value)
+    if line.cell_len > console.width:
+        line, below = Text.assemble(verdict, name), [value, *below]
+    console.print(line)
+    for text in filter(None, below):
+        console.print(Padding(text, (0, 0, 0, len(_BELOW)), expand=False))
+    if finding.command:
+        # A folded command could not be copied.
+        console.print(Text(COMMAND_INDENT + printable(finding.command, console), _COMMAND), soft_wrap=True)
 
 
 def _summary(sections: Sequence[Section]) -> Text:

@@ -34,7 +34,7 @@ def _software() -> Iterator[Finding]:
     from deep_ep_py._version import __version__
 
     yield Finding("deep_ep_py", Verdict.GOOD, __version__)
-    yield _torch(torch.__version__, torch.version.cuda)
+    yield _torch(torch.__version__, torch.version.cuda, torch.cuda.is_available())
     yield _nvrtc()
     triton = _version_of("triton")
     if triton:
@@ -47,9 +47,11 @@ def _software() -> Iterator[Finding]:
     yield _shim()
 
 
-def _torch(version: str, cuda: str | None) -> Finding:
-    if cuda:
+def _torch(version: str, cuda: str | None, available: bool) -> Finding:
+    if cuda and available:
         return Finding("torch", Verdict.GOOD, f"{version}, for CUDA {cuda}")
+    if cuda:  # without a GPU, or where the driver is too old for it
+        return Finding("torch", Verdict.INFO, f"{version}, for CUDA {cuda}", "torch.cuda.is_available() is False here")
     return Finding("torch", Verdict.INFO, f"{version}, a build for CPUs only", "GPUs need a build of torch for CUDA")
 
 

@@ -25,6 +25,7 @@ from deep_ep_py.tools.doctor.limits import limits
 from deep_ep_py.tools.doctor.network import network
 from deep_ep_py.tools.doctor.nvshmem import TRAFFIC_CLASS, Process
 from deep_ep_py.tools.doctor.printed import COMMAND_INDENT, print_job
+from deep_ep_py.tools.doctor.runnable import TITLE
 from forks import run_python
 from launches import of_ranks
 from machine_trees import Tree, efa, roce, two_gpus_and_nics
@@ -71,7 +72,8 @@ def test_nothing_of_here_judges_a_copy(tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 0 and "many" not in done.output and "copper" not in done.output
     findings = [one for section in json.loads(done.output)["machines"][0]["sections"] for one in section["findings"]]
     unread = [one["name"] for one in findings if one["value"] == "not read: --root"]
-    assert unread == ["limits", "NVSHMEM's settings", "GPUs of this process", "Software", "Environment", "Paths"]
+    of_the_process = ["GPUs of this process", "Software", "Environment", "Paths", TITLE]
+    assert unread == ["limits", "NVSHMEM's settings", *of_the_process]
 
 
 def test_what_makes_no_sense_is_not_believed(tmp_path: Path) -> None:
@@ -107,6 +109,18 @@ def test_commands_are_lines_of_their_own() -> None:
     text = printed(Finding("name", Verdict.WARNING, "value", "reason", "type this:", long))
     assert f"\n{COMMAND_INDENT}{long}\n" in text
     assert text.index("type this:") < text.index(long)
+
+
+def test_what_does_not_fit_beside_its_name_is_below_in_one_piece() -> None:
+    """Neither a name nor a value is folded into a column, let alone inside a word."""
+    name, value = "DEEP_EP_A_VARIABLE_WITH_A_LONG_NAME", f"/{'folder/' * 8}file"
+    text = printed(Finding("short", Verdict.INFO, "beside"), Finding(name, Verdict.INFO, value, "why it matters"))
+    assert [line.strip() for line in text.splitlines()[1:5]] == [
+        "info    short                       beside",
+        f"info    {name}",
+        value,
+        "why it matters",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +168,7 @@ def test_this_machine(tmp_path: Path) -> None:
         "Software",
         "Environment",
         "Paths",
+        TITLE,
     ]
 
 
