@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from deep_ep_py.base.arguments import difference
 from deep_ep_py.base.native import C
@@ -120,13 +121,18 @@ class SentNotes:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._left: set[tuple[str, int]] = set()
+        self._operations: WeakKeyDictionary[C.Call, int] = WeakKeyDictionary()
 
     def begin(self, call: C.Call, operation: int) -> None:
-        """Do nothing: notes are sent once something has failed."""
+        """Keep the number of its operation: a note is sent once something has failed."""
+        self._operations[call] = operation
 
     def note_of(self, call: C.Call) -> Note | None:
-        """Describe the call, whose kernels have left."""
-        return Note.of(call, call.operation)
+        """Describe the call, whose kernels have left.
+
+        Only they know the operation of a graph's replay; those of another call may have left before they stored theirs.
+        """
+        return Note.of(call, call.operation if call.captured else self._operations.get(call, call.operation))
 
     def notes(self, mine: Note) -> dict[int, Note]:
         """Send this rank's note, once, and return the others'."""
@@ -163,7 +169,7 @@ def exchange_among(bootstrap: Bootstrap) -> Exchange:
 def mismatch_text(
     exchange: Exchange, call: C.Call, rank: int, others: set[int], words: Mapping[str, Callable[[int], str]]
 ) -> str:
-    """Return how the ranks' calls differ, as far as the ranks say soon enough; "" if they do not say.
+    """Return the text of a call's failure because ranks' calls differ; "" if they do not say soon enough how.
 
     Parameters
     ----------
@@ -184,14 +190,21 @@ def mismatch_text(
     deadline = time.monotonic() + exchange.seconds
     while True:
         said = exchange.notes(mine)
-        notes = {peer: note for peer, note in said.items() if peer in others and _is_same_operation(note, mine)}
+        notes = {peer: note for peer, note in said.items() if peer in others and note.generation == mine.generation}
         if len(notes) == len(others) or time.monotonic() >= deadline:
-            return _differences({rank: mine} | notes, words)
+            return _text({rank: mine} | notes, mine, words)
         time.sleep(_PAUSE)
 
 
-def _is_same_operation(note: Note, mine: Note) -> bool:
-    return (note.generation, note.operation) == (mine.generation, mine.operation)
+def _text(notes: dict[int, Note], mine: Note, words: Mapping[str, Callable[[int], str]]) -> str:
+    """Describe the difference in this rank's operation, or else in another, whose failure has ended this one too."""
+    operations = {note.operation for note in notes.values()} - {mine.operation}
+    for operation in (mine.operation, *sorted(operations)):
+        same = {rank: note for rank, note in notes.items() if note.operation == operation}
+        if found := _differences(same, words):
+            ended = "" if operation == mine.operation else " ended because another call"
+            return f"{mine.kind}{ended} does not match among the ranks, expected the same on all: {found}"
+    return ""
 
 
 def _differences(notes: dict[int, Note], words: Mapping[str, Callable[[int], str]]) -> str:

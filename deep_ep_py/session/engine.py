@@ -501,7 +501,7 @@ class Engine(NotCopied):
         self._notes.begin(call, operation)
 
     def _differences(self, call: C.Call) -> str:
-        """Return how this call and the other ranks' calls differ, as far as they say so."""
+        """Return the text of a call's failure because ranks' calls differ, as far as they say how."""
         others = {rank for rank in range(self.ranks) if rank != self.rank and not self.mask >> rank & 1}
         return mismatch_text(self._notes, call, self.rank, others, self._words)
 

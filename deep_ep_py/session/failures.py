@@ -30,7 +30,7 @@ def error_of(
     process_of : callable
         Returns the name of a rank's process.
     differences : callable
-        Returns how the call differs from the other ranks' calls; "" if they do not say.
+        Returns the text of a failure because ranks' calls differ; "" if they do not say how.
     reason_of : callable
         Returns why another rank has given up in a generation; "" if it has not said.
     """
@@ -41,9 +41,7 @@ def error_of(
         expected, seen = failure.expected // unit, failure.seen // unit
         compiling = runtime.compiling_peers()
         return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.waited, compiling)
-    text = ""
-    if _is_mismatch(failure) and (found := differences(call)):
-        text = f"{call.kind} does not match among the ranks, expected the same on all: {found}"
+    text = differences(call) if _is_mismatch(failure) else ""
     text = text or _text(call, failure, rank, runtime, process_of)
     if failure.reason == C.ABORTED and failure.cause_reason == C.EXCEPTION and failure.cause_rank >= 0:
         said = reason_of(failure.cause_rank, call.generation)

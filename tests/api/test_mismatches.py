@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
 import deep_ep_py as deep_ep
 from deep_ep_py.base.arguments import difference, ranks_text
+from deep_ep_py.session.call_notes import Note, SentNotes, mismatch_text
 from deep_ep_py.testing import run_ranks
+
+if TYPE_CHECKING:
+    from deep_ep_py.base.native import C
+    from deep_ep_py.session.call_notes import Exchange
+    from deep_ep_py.transport.bootstrap.connections import Connections
 
 RANKS, ODD = 4, 2
 
@@ -53,6 +60,84 @@ def test_threads(changed: dict[str, int], said: str) -> None:
     told = run_ranks(RANKS, lambda group: errors_of(changed, lambda group: deep_ep.Buffer(group, 1 << 20), group))
     for rank, one in enumerate(told):
         assert one.startswith(f"rank {rank}: dispatch does not match among the ranks, expected the same on all: {said}")
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"max_tokens": 8}, "num_max_dispatch_tokens_per_rank (16 on ranks 0-1, 3; 8 on rank 2)"),
+        ({"hidden": 256}, "hidden (128 on ranks 0-1, 3; 256 on rank 2)"),
+        ({"experts": 4}, "num_experts (8 on ranks 0-1, 3; 4 on rank 2)"),
+    ],
+)
+def test_low_latency(changed: dict[str, int], said: str, hook: bool) -> None:
+    def on_each_rank(group: Any) -> str:
+        num_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, 256, RANKS, 8)
+        with deep_ep.Buffer(group, 0, num_bytes, low_latency_mode=True) as buffer:
+            given = {"max_tokens": 16, "hidden": 128, "experts": 8} | (changed if buffer.rank == ODD else {})
+            x, ids = torch.zeros(4, given["hidden"], dtype=torch.bfloat16), torch.arange(8).view(4, 2) % 4
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                sizes = (given["max_tokens"], given["experts"])
+                buffer.low_latency_dispatch(x, ids, *sizes, use_fp8=False, return_recv_hook=hook)[-1]()
+            return str(info.value)
+
+    expected = f"low-latency dispatch does not match among the ranks, expected the same on all: {said}"
+    for rank, one in enumerate(run_ranks(RANKS, on_each_rank)):
+        assert one == f"rank {rank}: {expected}"
+
+
+class Told:
+    """Notes that have come from the other ranks, and a call of this rank."""
+
+    seconds = 0.0
+
+    def __init__(self, mine: Note, others: dict[int, Note]) -> None:
+        self._mine, self._others = mine, others
+
+    def note_of(self, call: Any) -> Note:
+        return self._mine
+
+    def notes(self, mine: Note) -> dict[int, Note]:
+        return self._others
+
+
+@pytest.mark.parametrize(
+    ("operation", "ended", "ranks"), [(3, "", "ranks 0-1"), (2, " ended because another call", "rank 1")]
+)
+def test_a_rank_that_is_still_in_an_earlier_call_says_what_differs(operation: int, ended: str, ranks: str) -> None:
+    """The failure ends that call too."""
+    others = {1: Note(1, 3, "dispatch", {"hidden": 64}), 2: Note(1, 3, "dispatch", {"hidden": 128})}
+    told = Told(Note(1, operation, "dispatch", {"hidden": 64}), others)
+    said = f"does not match among the ranks, expected the same on all: hidden (64 on {ranks}; 128 on rank 2)"
+    assert mismatch_text(cast("Exchange", told), cast("C.Call", None), 0, {1, 2}, {}) == f"dispatch{ended} {said}"
+
+
+@dataclass(eq=False)
+class FailedCall:
+    """A call whose kernels have left, with the operation that they have stored."""
+
+    operation: int
+    captured: bool
+    generation: int = 1
+    kind: str = "dispatch"
+    arguments: tuple[tuple[str, int], ...] = ()
+
+
+@pytest.mark.parametrize(("stored", "captured", "told"), [(0, False, 3), (3, False, 3), (7, True, 7)])
+def test_a_note_has_the_operation_of_a_call_whose_kernels_did_not_store_it(
+    stored: int, captured: bool, told: int
+) -> None:
+    """Those of low-latency mode store it only once they have sent; but only they know that of a graph's replay."""
+    notes, call = SentNotes(cast("Connections", None)), cast("C.Call", FailedCall(stored, captured))
+    notes.begin(call, 3)
+    note = notes.note_of(call)
+    assert note is not None and note.operation == told
+
+
+def test_calls_of_another_generation_say_nothing() -> None:
+    told = Told(Note(2, 0, "dispatch", {"hidden": 64}), {1: Note(1, 0, "dispatch", {"hidden": 128})})
+    assert not mismatch_text(cast("Exchange", told), cast("C.Call", None), 0, {1}, {})
 
 
 def test_another_call() -> None:

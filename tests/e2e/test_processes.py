@@ -77,3 +77,9 @@ def test_a_process_that_dies(workers: Path) -> None:
 def test_what_one_rank_cannot_make(workers: Path) -> None:
     done = forked(workers / "half_made.py", 2)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.once
+def test_ranks_say_how_their_calls_differ(workers: Path) -> None:
+    done = forked(workers / "mismatched_calls.py", 3)
+    assert done.returncode == 0, done.stdout + done.stderr
