@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+OLDEST_GCC = 12
 CLANG_VERSIONS = range(21, 13, -1)
 NO_CLANG = (
     "no clang++ with a ThreadSanitizer runtime found: install one (Debian: clang-19 libclang-rt-19-dev), "
@@ -20,7 +21,7 @@ NO_CLANG = (
 
 
 class BuildError(RuntimeError):
-    """A compiler is missing or has rejected a file; the message is meant for the user."""
+    """A compiler is missing or too old, or has rejected a file; the message is meant for the user."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,39 @@ class Clang:
         temporary.replace(self.runtime)
 
 
-def _commands(*candidates: str) -> list[list[str]]:
-    commands = [shlex.split(candidate) for candidate in candidates]
-    return [command for command in commands if command and shutil.which(command[0])]
+def _named_in(variable: str) -> list[str]:
+    """Return the command that an environment variable names; empty if it names none."""
+    value = os.environ.get(variable, "")
+    command = shlex.split(value)
+    if command and not shutil.which(command[0]):
+        raise BuildError(f"{variable}={value!r}: expected a compiler's command, but {command[0]} is not found")
+    return command
+
+
+def _found(*names: str) -> list[list[str]]:
+    return [[name] for name in names if shutil.which(name)]
 
 
 def find_gcc() -> list[str]:
     """Return the command of the C++ compiler of all variants but tsan: `CXX`, otherwise g++, otherwise c++."""
-    for command in _commands(os.environ.get("CXX", ""), "g++", "c++"):
-        return command
-    raise BuildError("no C++ compiler found: install g++ (12 or newer), or name one in CXX")
+    named = _named_in("CXX")
+    for command in (named, *_found("g++", "c++")):
+        if command:
+            _check_version(command, f"CXX={os.environ['CXX']!r}" if named else command[0])
+            return command
+    raise BuildError(f"no C++ compiler found: install g++ ({OLDEST_GCC} or newer), or name one in CXX")
+
+
+def _check_version(command: list[str], whose: str) -> None:
+    """Refuse a compiler that is too old; clang's versions that are as low are too old as well."""
+    asked = subprocess.run([*command, "-dumpversion"], capture_output=True, text=True)
+    version = asked.stdout.strip()
+    major = version.partition(".")[0]
+    if asked.returncode == 0 and major.isdecimal() and int(major) < OLDEST_GCC:
+        raise BuildError(
+            f"{whose}: version {version}, expected g++ {OLDEST_GCC} or newer; install one, and name it in CXX "
+            f"(export CXX=g++-{OLDEST_GCC})"
+        )
 
 
 def _libgcc() -> str:
@@ -81,8 +105,11 @@ def _runtime(command: list[str]) -> Path | None:
 
 def find_clang(build_folder: Path) -> Clang | None:
     """Return a clang++ with ThreadSanitizer: `CLANGXX`, the newest of the system, that of pip's ziglang, or None."""
-    names = [os.environ.get("CLANGXX", ""), *(f"clang++-{version}" for version in CLANG_VERSIONS), "clang++"]
-    for command in _commands(*names):
+    if named := _named_in("CLANGXX"):
+        if runtime := _runtime(named):
+            return Clang(named, runtime)
+        raise BuildError(f"CLANGXX={os.environ['CLANGXX']!r}: expected a clang++ with a ThreadSanitizer runtime")
+    for command in _found(*(f"clang++-{version}" for version in CLANG_VERSIONS), "clang++"):
         if runtime := _runtime(command):
             return Clang(command, runtime)
     if importlib.util.find_spec("ziglang"):
