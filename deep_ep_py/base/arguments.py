@@ -38,6 +38,7 @@ MAX_BYTES = 1 << 44
 """Upper bound on the memory of a Buffer; a larger request is a mistake."""
 
 
+_DEVICES = ("cpu", "cuda")
 _MAX_DESCRIBED = 4
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
@@ -106,8 +107,20 @@ def tensor(
     device: torch.device,
     *or_dtypes: torch.dtype,
 ) -> torch.Tensor:
-    """Check a tensor whose memory kernels access; None in `shape` matches any extent."""
-    return with_memory(name, shaped(name, value, dtype, shape, device, *or_dtypes))
+    """Check a tensor whose memory a Buffer's kernels access; None in `shape` matches any extent."""
+    try:
+        checked = shaped(name, value, dtype, shape, device, *or_dtypes)
+    except TypeError as error:
+        raise TypeError(f"{error}{elsewhere(value, device)}") from None
+    return with_memory(name, checked)
+
+
+def elsewhere(value: Any, device: torch.device) -> str:
+    """Return what to do about a tensor that is not on the device of the Buffer, to end an error; "" if it is there."""
+    if not isinstance(value, torch.Tensor) or value.device == device:
+        return ""
+    other = f", or make the Buffer with device='{value.device}'" if value.device.type in _DEVICES else ""
+    return f", the device= that the Buffer was made with: move it there{other}"
 
 
 def with_memory(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -261,7 +274,7 @@ def device(value: Any) -> torch.device:
         chosen = torch.device("cpu" if value is None else value)
     except (RuntimeError, TypeError):
         raise ValueError(f"device={describe(value)}: expected cpu or cuda") from None
-    if chosen.type not in ("cpu", "cuda"):
+    if chosen.type not in _DEVICES:
         raise ValueError(f"device={chosen}: expected cpu or cuda")
     return chosen
 

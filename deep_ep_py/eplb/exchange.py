@@ -51,8 +51,8 @@ class ExpertRows:
                 raise TypeError(f"{of}={arguments.describe(given)}: expected a torch.Tensor")
             if given.device != device or given.dim() == 0 or given.shape[0] != experts or not given.is_contiguous():
                 raise ValueError(
-                    f"{of}={arguments.describe(given)}: expected a contiguous tensor on {device} with {experts} "
-                    "experts, those of this rank, as first extent"
+                    f"{of}={arguments.describe(given)}: expected a contiguous tensor with {experts} experts, "
+                    f"those of this rank, as first extent, on {device}{arguments.elsewhere(given, device)}"
                 )
         return ExpertRows([given.detach() for given in tensors])
 

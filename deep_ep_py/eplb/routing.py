@@ -48,10 +48,9 @@ def logical_to_physical(topk_idx: Tensor, placement: Placement, *, rank: int, la
     arguments.integer("rank", rank, 0, placement.num_ranks - 1)
     layer = checked_layer(placement, layer)
     experts, device = placement.num_logical_experts, placement.device
+    arguments.shaped("topk_idx", topk_idx, torch.int64, (None, None), device, torch.int32)
     if device.type == "cpu" and not torch.compiler.is_compiling():
         arguments.topk_idx(topk_idx, experts, device)
-    else:
-        arguments.shaped("topk_idx", topk_idx, torch.int64, (None, None), device, torch.int32)
     expert = topk_idx.clamp(0, experts - 1).long()
     turn = torch.arange(rank, rank + topk_idx.shape[0], device=device).unsqueeze(1)
     replica = turn % placement.expert_count[layer][expert]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_ep_py.base.arguments import ROW_ALIGNMENT, describe, flag
+from deep_ep_py.base.arguments import ROW_ALIGNMENT, describe, elsewhere, flag
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.device.rowwise.fp8 import per_token_cast_back, per_token_cast_to_fp8
 from deep_ep_py.device.rowwise.torch_kernels import GROUP
@@ -40,10 +40,15 @@ def as_rows(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def _device(given: Tensor, buffer: Buffer) -> str:
+    """Return where a tensor must be and, if it is elsewhere, what to do about that."""
+    return f"{buffer.device}{elsewhere(given, buffer.device)}"
+
+
 def check_rows(name: str, x: Tensor, buffer: Buffer) -> None:
     """Check that rows are of the type that combine returns, which otherwise fails only after the experts' work."""
     if x.dtype != torch.bfloat16 or x.dim() != 2 or x.device != buffer.device:
-        raise TypeError(f"{name}={describe(x)}: expected bfloat16 [tokens, hidden] on {buffer.device}")
+        raise TypeError(f"{name}={describe(x)}: expected bfloat16 [tokens, hidden] on {_device(x, buffer)}")
 
 
 def rows_to_send(x: Tensor, scales: Tensor | None, fp8: bool, buffer: Buffer) -> Tensor | tuple[Tensor, Tensor]:
@@ -62,10 +67,10 @@ def rows_to_send(x: Tensor, scales: Tensor | None, fp8: bool, buffer: Buffer) ->
     """
     if scales is not None:
         if x.dim() != 2 or x.element_size() != 1 or x.device != buffer.device:
-            raise TypeError(f"x={describe(x)}: expected rows of one byte per element on {buffer.device}")
+            raise TypeError(f"x={describe(x)}: expected rows of one byte per element on {_device(x, buffer)}")
         if scales.dim() not in (1, 2) or scales.shape[0] != x.shape[0] or scales.device != buffer.device:
             wanted = f"[{x.shape[0]}, scales] or [{x.shape[0]}]"
-            raise ValueError(f"scales={describe(scales)}: expected {wanted} on {buffer.device}")
+            raise ValueError(f"scales={describe(scales)}: expected {wanted} on {_device(scales, buffer)}")
         return as_rows(x), scales
     check_rows("x", x, buffer)
     if fp8 and x.shape[1] % GROUP:

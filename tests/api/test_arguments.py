@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import deep_ep_py as deep_ep
 from cases import Case
 from deep_ep_py.base import arguments
 from deep_ep_py.base.native import C
+from deep_ep_py.ops.row_types import rows_to_send
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 
@@ -53,7 +55,13 @@ def without_memory(argument: str, values: torch.Tensor) -> list[Bad]:
     return bad
 
 
+def elsewhere(argument: str, values: torch.Tensor | tuple[torch.Tensor, ...]) -> Bad:
+    """Return a tensor that is not on the Buffer's device."""
+    return argument, values, "on meta", "on cpu, the device= that the Buffer was made with: move it there$"
+
+
 LAYOUT: list[Bad] = [
+    elsewhere("topk_idx", torch.zeros(6, 2, dtype=I64, device="meta")),
     *without_memory("topk_idx", torch.zeros(6, 2, dtype=I64)),
     ("topk_idx", torch.zeros(6, 2, dtype=torch.int16), "int16", "int64 or int32"),
     ("topk_idx", torch.zeros(6, dtype=I64), r"\[6\]", "any, any"),
@@ -68,6 +76,9 @@ LAYOUT: list[Bad] = [
 ]
 
 DISPATCH: list[Bad] = [
+    elsewhere("x", torch.zeros(6, 64, dtype=BF16, device="meta")),
+    elsewhere("x", (torch.zeros(6, 64, dtype=FP8), torch.zeros(6, 1, device="meta"))),
+    elsewhere("topk_weights", torch.zeros(6, 2, device="meta")),
     *without_memory("x", torch.zeros(6, 64, dtype=BF16)),
     ("x", (torch.zeros(6, 64, dtype=FP8), Wrapped(torch.zeros(6, 1))), "Wrapped", "with its own"),
     ("x", (torch.zeros(6, 64, dtype=FP8), torch._neg_view(torch.zeros(6, 1))), "negates", "resolve_neg"),
@@ -115,6 +126,8 @@ DISPATCH: list[Bad] = [
 ]
 
 COMBINE: list[Bad] = [
+    elsewhere("x", torch.zeros(6, 64, dtype=BF16, device="meta")),
+    elsewhere("bias", torch.zeros(6, 64, dtype=BF16, device="meta")),
     *without_memory("bias", torch.zeros(6, 64, dtype=BF16)),
     ("bias", shifted(torch.zeros(6, 64, dtype=BF16)), "0x", "16 bytes"),
     ("x", torch.zeros(3, 64, dtype=BF16), r"\[3, 64\]", "any"),
@@ -302,6 +315,35 @@ def test_warmup(bad: Bad) -> None:
         check_still_works(buffer)
 
     run_ranks(2, on_each_rank, seed=1)
+
+
+def test_low_latency_rows_that_are_elsewhere() -> None:
+    def on_each_rank(group: Any) -> None:
+        with deep_ep.Buffer(group, 0, 1 << 20, low_latency_mode=True) as buffer:
+            x, ids = torch.zeros(2, 128, dtype=BF16, device="meta"), torch.zeros(2, 1, dtype=I64)
+            bad = elsewhere("x", x)
+            check_refused(lambda: buffer.low_latency_dispatch(x, ids, 8, 2, use_fp8=False), bad)
+
+    run_ranks(2, on_each_rank)
+
+
+def test_rows_of_ops_that_are_elsewhere() -> None:
+    def on_each_rank(group: Any) -> None:
+        with deep_ep.Buffer(group, 1 << 20) as buffer:
+            x, bytes_, scales = (torch.zeros(6, 64, dtype=dtype) for dtype in (BF16, FP8, torch.float32))
+            for given, argument in (((x.to("meta"), None), "x"), ((bytes_, scales.to("meta")), "scales")):
+                check_refused(partial(rows_to_send, *given, False, buffer), elsewhere(argument, x))
+            check_refused(lambda: rows_to_send(bytes_.to("meta"), scales, False, buffer), elsewhere("x", x))
+
+    run_ranks(1, on_each_rank)
+
+
+def test_a_buffer_may_be_where_the_tensor_is() -> None:
+    """That is advised for devices that a Buffer can be on."""
+    with pytest.raises(TypeError) as info:
+        arguments.tensor("x", torch.zeros(2), torch.float32, (2,), torch.device("cuda", 1))
+    advice = "the device= that the Buffer was made with: move it there, or make the Buffer with device='cpu'"
+    assert str(info.value) == f"x=float32[2] on cpu: expected float32[2], contiguous, on cuda:1, {advice}"
 
 
 def test_what_is_right_is_not_described(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ class Rows:
         if not isinstance(scales, torch.Tensor) or scales.dtype not in _SCALES or scales.device != device:
             raise TypeError(
                 f"{name}[1]={arguments.describe(scales)}: expected the scales, float32 or int32 on {device}"
+                f"{arguments.elsewhere(scales, device)}"
             )
         fits = scales.dim() in (1, 2) and scales.shape[0] == x.shape[0] and 1 <= _per_row(scales) <= _MAX_SCALES
         if not fits:

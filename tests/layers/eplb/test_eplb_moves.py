@@ -161,6 +161,11 @@ def test_what_one_rank_alone_gets_wrong_is_raised_on_all() -> None:
         "a type": (([given.double()], old, new), r"ranks \[1\] passed other", "tensors of other shapes or types"),
         "experts": (([given[:2]], old, new), r"ranks \[1\] have refused", r"tensors\[0\]=.*with 3 experts"),
         "strides": (([given.t()], old, new), r"ranks \[1\] have refused", r"tensors\[0\]=.*contiguous"),
+        "a device": (
+            ([given.to("meta")], old, new),
+            r"ranks \[1\] have refused",
+            "on cpu, the device= that the Buffer",
+        ),
         "no tensor": (([], old, new), r"ranks \[1\] have refused", "tensors=.*at least one"),
         "ranks": (([given], old, placement(1, 2)), r"ranks \[1\] have refused", "new: a placement for 2 ranks"),
     }
