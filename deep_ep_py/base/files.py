@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,25 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written later, and make its folder.
+    """Check that a file can be written later, by a writer that makes its folder.
 
     Parameters
     ----------
     path
-        The file. It stays as it is; if it does not exist, it still does not exist afterwards.
+        The file. It stays as it is; if it or its folder does not exist, they still do not exist afterwards.
 
     Raises
     ------
     OSError
         The file or its folder cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    above = next((folder for folder in path.parents if folder.exists()), path.parent)
+    if above != path.parent or not above.is_dir():
+        try:
+            with tempfile.TemporaryFile(dir=above):  # only an attempt tells, whoever the user is
+                return
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(above)) from None
     existed = path.exists()
     with path.open("a"):
         pass

@@ -71,7 +71,8 @@ def write_rank(
 
 
 def write(path: Path, entries: Iterable[Entry], metadata: Entry) -> None:
-    """Write a timeline, one entry per line: there may be a million."""
+    """Write a timeline, one entry per line: there may be a million. Creates the folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         file.write(f'{{"displayTimeUnit": "ns", "metadata": {json.dumps(metadata)},\n"traceEvents": [')
         separator = "\n"
