@@ -27,6 +27,7 @@ ELSEWHERE = {
     r"^make (test|test-fast|test-all|test-rest|durations|gpu-lab)|scripts/run_tests\.py|-m pytest": "runs tests itself",
     r"^make demo$": "tests/e2e/test_demo.py",
     r"^make train$": "tests/e2e/test_train.py",
+    r"^make bench$": "tests/e2e/test_bench.py",
     r"^git clone|^make build$|^cd \.\.$|pip install": "sets up; tests/packaging/test_wheel.py, each run of the tests",
     r"^make wheel$": "tests/packaging/test_wheel.py",
     r"deep-ep shim": "tests/api/test_shim.py, in an environment of its own",
