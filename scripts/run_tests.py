@@ -104,8 +104,7 @@ DEFAULT_PARTS = ("lint", "timed", "fast", "asan", "races")
 PARTS = tuple(dict.fromkeys((*DEFAULT_PARTS, *SUITES, *MUTANTS, "compile")))
 
 # What the default parts may take from a clean clone on 2 cores, and what of it the set-up takes, fast build included.
-# The budget is lowered whenever builds or tests have become faster: 15 minutes are wanted.
-BUDGET_CORES, BUDGET_SECONDS, SETUP_SECONDS = 2, 20 * 60, 120
+BUDGET_CORES, BUDGET_SECONDS, SETUP_SECONDS = 2, 15 * 60, 110
 PROGRESS_SECONDS = 30.0
 LONGEST = 12
 NO_TESTS = 5  # an exit code of pytest

@@ -63,8 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("thorough")
         if SANITIZED and any(item.path.resolve().is_relative_to(TESTS / above) for above in ABOVE_KERNELS):
             item.add_marker("thorough")
-        # With a sanitizer this program takes up to minutes to compile; the fast and the exact build run it too.
-        if SANITIZED and item.get_closest_marker("scenarios"):
+        # Compiling this program takes from half a minute to minutes. It runs the kernels that other tests run as well.
+        if item.get_closest_marker("scenarios"):
             item.add_marker("thorough")
     covers = [item for item in items if item.get_closest_marker("covers")]
     running = [item for item in items if runs(item)]

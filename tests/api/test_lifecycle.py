@@ -63,6 +63,7 @@ def test_a_buffer_that_one_rank_drops(fabric: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.once
+@pytest.mark.thorough
 def test_many_buffers_of_processes(workers: Path) -> None:
     before = shared_memory()
     done = forked(workers / "many_buffers.py", 4, teardown=True)

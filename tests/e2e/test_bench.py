@@ -254,7 +254,8 @@ def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.thorough
 def test_a_run_of_the_elastic_buffer(nodes: int, tmp_path: Path) -> None:
     options = ["--mode=elastic", "--tokens=24,1", "--json=report.json", f"--nodes={nodes}", "--baseline=memcpy"]
     done = bench(*SMALL, *options, "--plot=plot.png", cwd=tmp_path)

@@ -109,6 +109,7 @@ def test_profilers_find_each_phase_once(launches: tuple[str, str], kernels: str)
     assert found == {phase: int(any(name.startswith(phase) for name in launches)) for phase in found}
 
 
+@pytest.mark.thorough
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     """Shows the report in the test output."""
     outcomes = [Outcome(name, arch, compiled(name, arch)) for arch in ARCHITECTURES for name in KERNELS]

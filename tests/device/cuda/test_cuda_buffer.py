@@ -133,6 +133,7 @@ def test_a_provider_that_is_not_there(
     assert "launch grid" not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.thorough
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them, with ranks as threads, and the other tests of tests/device/gpu/test_gpu.py."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20

@@ -108,6 +108,7 @@ def test_low_latency_mode(nvshmem: Nvshmem, options: list[str], environment: dic
 
 
 @needs_nvshmem
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "options", "parts", "element"),
     [

@@ -77,6 +77,7 @@ def both_batches(ranks: int, id_dtype: torch.dtype = torch.int64) -> list[list[W
     ids=["hook, in place", "hook, to a new tensor", "no hook, in place"],
 )
 @pytest.mark.parametrize("cast", CASTS_OF_ENGINES)
+@pytest.mark.covers
 def test_vllm(cast: str, hooked: bool, in_place: bool, ranks: int) -> None:
     """One batch. Finalize waits in the call or after the shared experts, and writes to a tensor of the caller: if there
     are no shared experts, to the hidden states that were dispatched.
@@ -95,6 +96,7 @@ def test_vllm(cast: str, hooked: bool, in_place: bool, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("cast", CASTS_OF_ENGINES)
+@pytest.mark.covers
 def test_vllm_two_micro_batches(cast: str, ranks: int) -> None:
     """Two parts of a batch take turns: one receives for the other before it sends, and both handles are alive. This
     runs on one thread; `test_between_processes` uses two.
@@ -168,6 +170,7 @@ def test_vllm_cleans_before_it_tries_again(fault_tolerance: bool, ranks: int) ->
 
 @pytest.mark.parametrize("hooks", [True, False], ids=["hook", "event"])
 @pytest.mark.parametrize("cast", CASTS_OF_ENGINES)
+@pytest.mark.covers
 def test_sglang(cast: str, hooks: bool, ranks: int) -> None:
     """One batch, with hooks or events. Its ids are int32 until they are passed to the library, and the inputs of a
     stage are freed before the next.
@@ -185,6 +188,7 @@ def test_sglang(cast: str, hooks: bool, ranks: int) -> None:
 
 @pytest.mark.parametrize("order", ["decode", "prefill"])
 @pytest.mark.parametrize(("cast", "hooks"), [("bf16", True), ("ue8m0", True), ("fp8", False)])
+@pytest.mark.covers
 def test_sglang_two_batches(cast: str, hooks: bool, order: str, ranks: int) -> None:
     """Two dispatchers on one Buffer. In decoding order the first is two stages ahead; in prefill order first both
     dispatches and then both combines are in flight at once, and a layer's dispatch precedes the end of the other

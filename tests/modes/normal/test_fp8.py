@@ -23,6 +23,7 @@ CASES = ("uniform", "uneven_tokens", "ranks_that_send_nothing", "rounds_of_few_r
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.covers
 def test_round_trip(name: str, kind: str, fabric: str) -> None:
     # Chunks of FP8 rows with scales are slightly longer than those of the case.
     case = replace(BY_NAME[name], num_nvl_bytes=BY_NAME[name].num_nvl_bytes * 2)

@@ -25,7 +25,7 @@ from interpreted_calls import (
     summing_at_nodes,
 )
 
-# `make test` interprets the PTX of both modes in test_weakened.py and test_stand_in.py.
+# `make test` interprets the PTX of both modes in test_weakened.py.
 pytestmark = [pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX"), pytest.mark.thorough]
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a") if LONG else ("sm_90a",)

@@ -47,6 +47,7 @@ def test_ranks_in_one_launch(double: Path, workers: Path, log: Path) -> None:
     assert set(printed.split()) >= set(names)
 
 
+@pytest.mark.thorough
 def test_low_latency_mode_in_one_launch(double: Path, workers: Path, log: Path) -> None:
     names = WATCHED if LONG else WATCHED[:1]
     program = str(workers / "gpu_case.py")
