@@ -30,7 +30,7 @@ def check_writable(path: Path) -> None:
     above = next((folder for folder in path.parents if folder.exists()), path.parent)
     if above != path.parent or not above.is_dir():
         try:
-            with tempfile.TemporaryFile(dir=above):  # only an attempt tells, whoever the user is
+            with tempfile.TemporaryFile(dir=above):  # only an attempt tells: root may write anywhere
                 return
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(above)) from None

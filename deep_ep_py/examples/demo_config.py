@@ -20,6 +20,11 @@ class DemoConfig:
     seed: int
 
     @property
+    def row_bytes(self) -> int:
+        """The bytes of a row of BF16 elements."""
+        return 2 * self.hidden
+
+    @property
     def sizes(self) -> str:
         """The sizes of the layer in words."""
         return (

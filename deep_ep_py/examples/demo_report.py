@@ -16,7 +16,6 @@ from deep_ep_py.tools.bench.timing import summary, three_digits
 
 _OURS, _MODEL = "#0b6e4f", "#9aa5b1"
 _OF_MODEL = ("gate", "experts")  # what the library has no part in
-_BF16_BYTES = 2
 
 
 def print_demo(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
@@ -75,7 +74,7 @@ def _times(figures: dict[str, Any]) -> dict[str, tuple[dict[str, float], float]]
 
 
 def _megabytes(rows: int, config: DemoConfig) -> float:
-    return rows * config.hidden * _BF16_BYTES / 1e6
+    return rows * config.row_bytes / 1e6
 
 
 def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: Console) -> None:

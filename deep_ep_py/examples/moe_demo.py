@@ -30,8 +30,6 @@ from deep_ep_py.tools.bench.rank_job import RankContext
 from deep_ep_py.tools.bench.routing import require_groups
 from deep_ep_py.tools.bench.timing import Stopwatch
 
-_BF16_BYTES = 2
-
 
 @torch.no_grad()
 def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str, Any] | None:
@@ -39,8 +37,9 @@ def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str,
     import deep_ep_py as deep_ep
 
     # One Buffer serves all layers of a model. Its size depends on the size of a row and the number of ranks.
-    row_bytes = config.hidden * _BF16_BYTES
-    size_hint = deep_ep.Buffer.get_dispatch_config(config.ranks).get_nvl_buffer_size_hint(row_bytes, config.ranks)
+    size_hint = deep_ep.Buffer.get_dispatch_config(config.ranks).get_nvl_buffer_size_hint(
+        config.row_bytes, config.ranks
+    )
     buffer = deep_ep.Buffer(context.group, num_nvl_bytes=size_hint)
 
     local_experts = config.experts // config.ranks
