@@ -48,6 +48,7 @@ def be_a_benchmark(running: int, marker: str, folder: Path) -> None:
     cli.BenchProgress = Progress  # type: ignore[assignment, misc]
     os.environ[MARKER] = marker
     os.environ["TMPDIR"] = str(folder)
+    os.dup2(2, 1)  # what it prints is not a line of JSON
     cli.command.main(OPTIONS)
 
 
