@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from builds import BUILD
+from builds import BUILD, in_long
 from deep_ep_py.base.pictures import get_pyplot
 from deep_ep_py.testing import run_ranks
 from deep_ep_py.tools.bench import BenchConfig, CapabilityError
@@ -254,7 +254,7 @@ def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [in_long(1), 2])
 @pytest.mark.thorough
 def test_a_run_of_the_elastic_buffer(nodes: int, tmp_path: Path) -> None:
     options = ["--mode=elastic", "--tokens=24,1", "--json=report.json", f"--nodes={nodes}", "--baseline=memcpy"]

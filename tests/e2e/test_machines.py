@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from builds import LONG
+from builds import LONG, in_long
 from deep_ep_py.base.native import C
 from machines import MACHINES, Machines, two_machines
 
@@ -34,7 +34,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks_per_node", [4, 2])
+@pytest.mark.parametrize("ranks_per_node", [4, in_long(2)])
 def test_the_clusters_tests_pass(
     ranks_per_node: int, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

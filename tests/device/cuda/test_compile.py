@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from builds import LONG
+from builds import LONG, in_long
 from deep_ep_py.base.native import C
 from deep_ep_py.base.sources import include_root
 from deep_ep_py.device.cuda import bulk_copies
@@ -95,7 +95,7 @@ def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
     assert shared[0] == shared[1]
 
 
-@pytest.mark.parametrize("kernels", ["KERNELS", "GATHERED"])
+@pytest.mark.parametrize("kernels", ["KERNELS", in_long("GATHERED")])
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "launches", [("notify", "dispatch"), ("notify_cached", "dispatch"), ("notify_cached", "combine")]
@@ -158,8 +158,9 @@ def test_the_environment_chooses_how_rows_are_copied(monkeypatch: pytest.MonkeyP
         bulk_copies("sm_90a")
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "vector"])
+@pytest.mark.parametrize(
+    ("architecture", "bulk"), [("sm_90a", True), ("sm_90a", False), ("sm_80", True), in_long("sm_80", False)]
+)
 @pytest.mark.thorough
 def test_rows_are_copied_as_asked_where_the_architecture_can(architecture: str, bulk: bool) -> None:
     """Bulk copies are recognized by the shared memory they pass through, whose size the copying class declares."""

@@ -9,6 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 from torch._library.custom_ops import OPDEFS
 
+from builds import in_long
 from deep_ep_py import ops
 from launches import forked
 
@@ -37,7 +38,7 @@ def run(workers: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, *arguments:
 @pytest.mark.parametrize(
     "case",
     [
-        ("rows",),
+        in_long(("rows",)),
         ("rows", "--checkpointed"),
         ("expanded",),
     ],
