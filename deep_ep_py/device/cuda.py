@@ -24,6 +24,8 @@ from deep_ep_py.errors import CudaError
 _log = logging.getLogger("deep_ep_py")
 
 _UNMEASURED_BLOCKS = 24
+_POOLS_SINCE = "2.8"
+"""The first torch whose `use_mem_pool` concerns only the calling thread."""
 _PINNED_ARENA_BYTES = 64 << 20
 
 
@@ -50,7 +52,7 @@ class CudaDevice:
     Raises
     ------
     CudaError
-        There is no CUDA driver or no such GPU, or torch is too old.
+        There is no CUDA driver or no such GPU.
     """
 
     asynchronous = True
@@ -72,9 +74,10 @@ class CudaDevice:
     ) -> None:
         self.torch_device = device
         self._sharers, self._linked = sharers, linked
-        if not hasattr(torch.cuda, "use_mem_pool"):
-            raise CudaError(
-                f"device={device}: expected a torch with torch.cuda.use_mem_pool, this is {torch.__version__}"
+        if torch.__version__ < _POOLS_SINCE:
+            self._refuse_pool(
+                f"torch {torch.__version__} would put the outputs of other threads there as well",
+                f"expected torch {_POOLS_SINCE} or later",
             )
         self.context = C.cuda.Context(device.index)
         self._bulk_copies = bulk_copies(self.context.architecture)
@@ -208,7 +211,7 @@ class CudaDevice:
         """Allocate from a pool over the arena, which may grow for the next calls if it has no room.
 
         Returns None during a capture, because a graph's tensors must stay where they are and come from the graph's own
-        pool. Also returns None if torch's allocator is configured such that it serves no such pool.
+        pool. Also returns None if torch has no pools for one thread, or its allocator is configured to serve none.
         """
         if self._pool_refused or self.capturing():
             return None
@@ -220,10 +223,17 @@ class CudaDevice:
         except RuntimeError as error:
             if _is_of_the_gpu(error):
                 raise
-            self._pool_refused = True
-            _warn_of_refused_pool(str(error).partition("\n")[0])
+            configured = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+            self._refuse_pool(
+                str(error).partition("\n")[0],
+                f"PYTORCH_CUDA_ALLOC_CONF={configured}: expected without expandable_segments:True",
+            )
             return None
         return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
+
+    def _refuse_pool(self, why: str, remedy: str) -> None:
+        self._pool_refused = True
+        _warn_of_refused_pool(why, remedy)
 
     def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
@@ -329,13 +339,12 @@ def _is_of_the_gpu(error: RuntimeError) -> bool:
 
 
 @cache
-def _warn_of_refused_pool(why: str) -> None:
+def _warn_of_refused_pool(why: str, remedy: str) -> None:
     """Warn once per process: all Buffers will meet the same refusal."""
     _log.warning(
-        "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; "
-        "PYTORCH_CUDA_ALLOC_CONF=%s: expected without expandable_segments:True",
+        "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; %s",
         why,
-        os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+        remedy,
     )
 
 

@@ -10,7 +10,8 @@ import logging
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pretend_gpu
 from cases import BY_NAME
 from deep_ep_py import Buffer
 from deep_ep_py.base.native import C
+from deep_ep_py.device import cuda
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
@@ -171,9 +173,6 @@ def refused_pool(group: Any) -> None:
     """If torch supports no pool over the arena, rows go in rounds, and that is reported once."""
     trial = Trial.of(BY_NAME["two_ranks"])
     buffer = make_buffer(group, trial.case, "peer", device="cuda")
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     device = buffer._engine.device
     said = ["expandable_segments is not supported with MemPools\nand a trace"]
 
@@ -181,21 +180,41 @@ def refused_pool(group: Any) -> None:
         raise RuntimeError(said[0])
 
     device._empty_in_pool = refuse
-    logging.getLogger("deep_ep_py").addHandler(handler)
-    group.barrier()
-    for _ in range(2):
-        round_trip(buffer, buffer.rank, trial, blocks=2)
-    group.barrier()
-    logging.getLogger("deep_ep_py").removeHandler(handler)
-    # Threads share a log, and each has a handler that receives all of it.
-    told = [message for message in messages if "torch does not take memory" in message]
-    assert len(told) == 1, messages
+    with warnings_about_pools(group) as told:
+        for _ in range(2):
+            round_trip(buffer, buffer.rank, trial, blocks=2)
+    assert len(told) == 1, told
     assert "(expandable_segments is not supported with MemPools), so rows go in rounds" in told[0], told
     assert buffer.stats()["rounds"] and not buffer.stats()["direct"], buffer.stats()
     device._pool_refused, said[0] = False, "CUDA error: an illegal memory access was encountered"
     with pytest.raises(RuntimeError, match="illegal memory access"):
         device.allocate(buffer._engine.runtime, (1, 8), torch.bfloat16, False)
     group.barrier()
+
+
+def old_torch(group: Any) -> None:
+    """A pool of theirs would receive the allocations of other threads as well."""
+    cuda._POOLS_SINCE = "99"
+    trial = Trial.of(BY_NAME["two_ranks"])
+    with warnings_about_pools(group) as told:
+        buffer = make_buffer(group, trial.case, "peer", device="cuda")
+        round_trip(buffer, buffer.rank, trial, blocks=2)
+    assert len(told) == 1 and "expected torch 99 or later" in told[0], told
+    assert buffer.stats()["rounds"] and not buffer.stats()["direct"], buffer.stats()
+
+
+@contextmanager
+def warnings_about_pools(group: Any) -> Iterator[list[str]]:
+    """Collect the warnings that torch's pools cannot be used. Threads share a log: each receives all of it."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: "torch does not take memory" in record.getMessage())
+    logging.getLogger("deep_ep_py").addHandler(handler)
+    group.barrier()
+    yield told
+    group.barrier()
+    logging.getLogger("deep_ep_py").removeHandler(handler)
 
 
 def weak(group: Any) -> None:
@@ -329,6 +348,8 @@ def other_calls() -> None:
     run_ranks(2, pool, device="cuda")
     run_ranks(4, fp8_rows, device="cuda")
     run_ranks(2, refused_pool, device="cuda")
+    run_ranks(2, old_torch, device="cuda")
+    cuda._POOLS_SINCE = "2.8"
     run_ranks(2, weak, device="cuda")
     run_ranks(2, compiling, device="cuda")
     trial = Trial.of(BY_NAME["uniform"])
