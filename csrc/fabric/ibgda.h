@@ -1,7 +1,7 @@
 // Fabric `ibgda`: kernels write work requests into a NIC's send queue and ring its doorbell. A put consists of RDMA
 // writes followed by a fetch-and-add of the signal word on the same queue pair: a queue pair executes its requests in
-// order, and an atomic never overtakes the data in front of it. Nothing is assumed about other queue pairs. Litmus:
-// nic_same_queue_pair.
+// order, and an atomic does not overtake the data in front of it, since the heap is registered without relaxed ordering
+// (P8). Nothing is assumed about other queue pairs. Litmus: nic_same_queue_pair.
 //
 // A NIC is a device on the bus or a host thread (sim/nic/network/nic_thread.h); either way it is outside the GPU.
 // State that it shares with kernels is where both can reach it, and is accessed at system scope. State that only

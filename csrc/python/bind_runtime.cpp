@@ -135,6 +135,7 @@ void bind_network(py::module_& m) {
         .def_readwrite("in_flight", &Options::in_flight)
         .def_readwrite("max_delay", &Options::max_delay)
         .def_readwrite("relaxed", &Options::relaxed)
+        .def_readwrite("atomics_pass", &Options::atomics_pass)
         .def_readwrite("traced", &Options::traced)
         .def_readwrite("fault_rank", &Options::fault_rank)
         .def_readwrite("fault_peer", &Options::fault_peer)

@@ -211,6 +211,7 @@ class Call:
 
 class NicOptions:
     relaxed: bool
+    atomics_pass: bool
     traced: bool
     def __init__(self) -> None: ...
     @property

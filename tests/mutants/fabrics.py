@@ -22,6 +22,16 @@ _WAIT = _OUTLAST.replace("outlast", "wait")
 _POSTED = "return true;\n}\n\n// The block, after all posting"
 
 MUTANTS: tuple[Mutant, ...] = (
+    # --- What the software NIC may do by default
+    one(
+        "ibgda: atomics pass data",
+        "host/network/nic_options.h",
+        "bool atomics_pass = false;",
+        "bool atomics_pass = true;",
+        "fast",
+        "ibgda",
+        "posters",
+    ),
     # --- fabric/peer.h, weak.h, fabric.h
     silent(
         "peer: relaxed signal", "fabric/peer.h", _PEER_SIGNAL, "device::add_relaxed<device::Scope::kSystem>(", "peer"

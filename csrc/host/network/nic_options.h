@@ -15,8 +15,10 @@ struct Options {
     u32 mtu = 4096;            // bytes that are placed at once
     u32 in_flight = 4;         // requests of a queue pair in progress at once
     u32 max_delay = 0;         // turns of other fibers before each step
-    bool relaxed = false;      // data may pass data on a queue pair; an atomic passes nothing
-    bool traced = false;       // every request is recorded
+    bool relaxed = false;      // data may pass data on a queue pair
+    // An atomic may pass data, as one of PCIe passes relaxed writes. No such memory is used (P8).
+    bool atomics_pass = false;
+    bool traced = false;  // every request is recorded
 
     // After `fault_after` requests, the queue pair from `fault_rank` to `fault_peer` (-1: to every peer) fails with
     // `fault_syndrome`. If that is 0 it becomes silent, as if the peer had died and retries never ended.

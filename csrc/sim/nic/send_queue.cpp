@@ -80,6 +80,12 @@ void SendQueue::step() {
         ++candidates;
     }
     place(under_way_[random_(static_cast<u32>(candidates))]);
+    if (options_.atomics_pass && random_(2) == 0) {
+        const auto atomic = std::find_if(under_way_.begin(), under_way_.end(), [](const UnderWay& one) {
+            return !one.executed && one.request.opcode == mlx5::kFetchAdd;
+        });
+        if (atomic != under_way_.end()) place(*atomic);
+    }
     complete();
 }
 

@@ -10,6 +10,7 @@ from deep_ep_py.tools.doctor.findings import Finding, Section, Verdict
 from deep_ep_py.tools.doctor.nics import Link, Nic, Port, read_nics
 from deep_ep_py.tools.doctor.nvshmem import Process, settings
 from deep_ep_py.tools.doctor.pci import PciDevice, RelaxedOrdering, read_gpus
+from deep_ep_py.transport.nvshmem.settings import RELAXED_ORDERING
 
 _WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Connections from the closest to the farthest, as in `nvidia-smi topo -m`."""
@@ -161,16 +162,10 @@ def _nearest(name: str, device: PciDevice, gpus: list[PciDevice], nics: list[Nic
 def _relaxed_ordering(name: str, device: PciDevice) -> Finding:
     name, ordering = f"{name} relaxed ordering", device.relaxed_ordering
     if ordering is RelaxedOrdering.ALLOWED:
-        reason = "the NIC may reorder writes; signals are atomics, which do not overtake writes"
-        return Finding(name, Verdict.GOOD, "allowed", reason)
+        reason = f"for memory whose owner permits it, as NVSHMEM does unless {RELAXED_ORDERING}=0"
+        return Finding(name, Verdict.INFO, "allowed", reason)
     if ordering is RelaxedOrdering.FORBIDDEN:
-        return Finding(
-            name,
-            Verdict.INFO,
-            "not allowed",
-            "on some platforms this makes writes slower",
-            "look for PCIe relaxed ordering in the BIOS settings",
-        )
+        return Finding(name, Verdict.INFO, "not allowed")
     if ordering is RelaxedOrdering.OF_PHYSICAL_FUNCTION:
         reason = "this is a virtual function; the host's setting of the physical function decides"
         return Finding(name, Verdict.INFO, "not readable here", reason)

@@ -8,10 +8,12 @@ from shlex import quote
 
 from deep_ep_py.tools.doctor.findings import Finding, Verdict, not_read
 from deep_ep_py.tools.doctor.nics import Link, Nic, Port
-from deep_ep_py.transport.nvshmem.settings import is_on, nics_prefix
+from deep_ep_py.transport.nvshmem.settings import RELAXED_ORDERING, is_on, nics_prefix, refusal_of_order
 
 TRAFFIC_CLASS, SERVICE_LEVEL = "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"
-HCA_LIST, LIST_COUNTS, HCA_PREFIX = "NVSHMEM_HCA_LIST", "NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_PREFIX"
+HCA_LIST, HCA_PREFIX = "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX"
+NICS_IN_TURN = "NVSHMEM_ENABLE_NIC_PE_MAPPING"
+"""With it each PE takes the next NIC, whichever is near its GPU."""
 _NAME = "NVSHMEM's settings"
 _Places = Sequence[tuple[Nic, Port]]
 
@@ -63,6 +65,16 @@ def settings(nics: Sequence[Nic], process: Process | None) -> Iterator[Finding]:
         yield _on_infiniband(by_link[Link.INFINIBAND], given)
     elif by_link[Link.ROCE]:
         yield _on_roce(by_link[Link.ROCE], given)
+    yield _order(process.environment)
+    if is_on(process.environment, NICS_IN_TURN):
+        yield Finding(
+            "NICs of PEs",
+            Verdict.WARNING,
+            f"{NICS_IN_TURN}={process.environment[NICS_IN_TURN]}",
+            f"each PE takes the next NIC, whichever is near its GPU; {HCA_LIST} has effect without it",
+            "remove it from the environment:",
+            f"unset {NICS_IN_TURN}",
+        )
     yield from _service_level(process.environment.get(SERVICE_LEVEL) or None, bool(by_link[Link.INFINIBAND]))
     if by_link[Link.ROCE]:
         yield Finding(
@@ -80,15 +92,15 @@ def _names(places: _Places) -> str:
 def _use_only(places: _Places) -> str:
     """Return the command that restricts NVSHMEM to these NICs."""
     listed = ",".join(f"{nic.name}:{port.number}" for nic, port in places)
-    return f"export {LIST_COUNTS}=1 {HCA_LIST}={quote(listed)}"
+    return f"export {HCA_LIST}={quote(listed)}"
 
 
 def _chosen(places: _Places, environment: Mapping[str, str]) -> list[tuple[Nic, Port]]:
-    """Return the ports that NVSHMEM would use: those with its prefix and, if it reads its list, in the list."""
+    """Return the ports that NVSHMEM would use: those with its prefix and, if it has a list, in the list."""
     prefix = nics_prefix(environment)
     found = [place for place in places if place[0].name.startswith(prefix)]
     listed = environment.get(HCA_LIST) or ""
-    if not listed or not is_on(environment, LIST_COUNTS):
+    if not listed:
         return found
     excluding = listed.startswith("^")
     entries = [entry.strip().lstrip("^") for entry in listed.split(",")]
@@ -101,7 +113,7 @@ def _chosen(places: _Places, environment: Mapping[str, str]) -> list[tuple[Nic, 
 
 
 def _none_chosen(places: _Places, environment: Mapping[str, str]) -> Finding:
-    set_here = [f"{name}={environment[name]}" for name in (HCA_PREFIX, LIST_COUNTS, HCA_LIST) if environment.get(name)]
+    set_here = [f"{name}={environment[name]}" for name in (HCA_PREFIX, HCA_LIST) if environment.get(name)]
     return Finding(
         "NVSHMEM's NICs",
         Verdict.WARNING,
@@ -181,6 +193,29 @@ def _on_roce(places: _Places, given: str | None) -> Finding:
         value = f"{TRAFFIC_CLASS}={given}; in the system, {here}"
         return Finding(name, Verdict.WARNING, value, reason, note, command)
     return Finding(name, Verdict.GOOD, f"{TRAFFIC_CLASS}={given}")
+
+
+def _order(environment: Mapping[str, str]) -> Finding:
+    name, given = "order of atomics", environment.get(RELAXED_ORDERING)
+    if given is None:
+        return Finding(
+            name,
+            Verdict.INFO,
+            f"{RELAXED_ORDERING} is not set",
+            "a Buffer that initializes NVSHMEM sets it to 0",
+            "for a program that initializes NVSHMEM itself:",
+            f"export {RELAXED_ORDERING}=0",
+        )
+    if not refusal_of_order(environment):
+        return Finding(name, Verdict.GOOD, f"{RELAXED_ORDERING}={given}")
+    return Finding(
+        name,
+        Verdict.ERROR,
+        f"{RELAXED_ORDERING}={given}",
+        "a NIC's atomics may overtake writes, so signals may overtake rows: NVSHMEM's queue pairs are refused",
+        "let NICs keep the order:",
+        f"export {RELAXED_ORDERING}=0",
+    )
 
 
 def _service_level(given: str | None, infiniband: bool) -> Iterator[Finding]:

@@ -53,7 +53,7 @@ def choose_memory(
         An argument is invalid on some rank, which the message names, or ranks disagree about `heap`. Raised on all
         ranks.
     NvshmemError
-        NVSHMEM was asked for and cannot be used.
+        NVSHMEM was asked for and cannot be used. Where it was not asked for, this is a warning on all ranks.
     """
     refused = _refusal(device, heap, masks_ranks)
     machines = bootstrap.machines if isinstance(bootstrap, Connections) else [0] * bootstrap.size
@@ -69,8 +69,23 @@ def choose_memory(
     if heap == OWN or (heap is None and not (asks and _all_are_able(bootstrap.rank, told))):
         return None
     from deep_ep_py.transport.nvshmem.memory import NvshmemMemory
+    from deep_ep_py.transport.nvshmem.together import on_all
 
-    return NvshmemMemory(bootstrap, machines, getattr(device, "context", None), queues)
+    try:
+        memory = NvshmemMemory(bootstrap, machines, getattr(device, "context", None), queues)
+        if heap is None:
+            on_all(bootstrap, memory.check_far_ranks)
+    except Exception as error:  # on all ranks alike
+        if heap == NVSHMEM:
+            raise
+        _log.warning(
+            "rank %d: heaps are in memory of their own, and a proxy sends to other machines, which is slower, because "
+            "NVSHMEM's queue pairs cannot: %s",
+            bootstrap.rank,
+            error,
+        )
+        return None
+    return memory
 
 
 def _refusal(device: Device, heap: Any, masks_ranks: bool) -> str:

@@ -10,7 +10,7 @@ from deep_ep_py.base.native import C
 from deep_ep_py.transport.bootstrap.groups import Bootstrap
 from deep_ep_py.transport.nvshmem.library import Library, NvshmemError, library
 from deep_ep_py.transport.nvshmem.pool import Pool, pool
-from deep_ep_py.transport.nvshmem.settings import ENABLE_IBGDA, set_default, take_back
+from deep_ep_py.transport.nvshmem.settings import DEFAULTS, set_default, take_back
 from deep_ep_py.transport.nvshmem.together import on_all
 
 
@@ -83,7 +83,8 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
             f"NVSHMEM: rank {there[0]}'s process has initialized it, rank {missing}'s has not; expected all or none"
         )
     if not there:
-        set_default(ENABLE_IBGDA, "1")
+        for name, value in DEFAULTS.items():
+            set_default(name, value)
         if not _makes_queues(library()):  # otherwise Buffers create their own
             set_default("NVSHMEM_IBGDA_NUM_RC_PER_PE", str(max(1, queues)))
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.base.native import C
@@ -10,6 +11,7 @@ from deep_ep_py.transport.nvshmem.job import Job, join
 from deep_ep_py.transport.nvshmem.library import NvshmemError
 from deep_ep_py.transport.nvshmem.pool import Part
 from deep_ep_py.transport.nvshmem.probe import read_states
+from deep_ep_py.transport.nvshmem.settings import refusal_of_order
 from deep_ep_py.transport.nvshmem.together import on_all
 
 if TYPE_CHECKING:
@@ -75,11 +77,26 @@ class NvshmemMemory:
                 "this GPU's running kernels do not see a NIC's writes in order (GPU_DIRECT_RDMA_WRITES_ORDERING is 0), "
                 "so a signal could be seen before the rows that precede it"
             )
+        if why := refusal_of_order(os.environ):
+            return why
         try:
             C.nvshmem.check(self.job.context, self._wanted([rank == peer for rank in range(len(self._machines))]))
         except C.nvshmem.Refused as error:
             return str(error)
         return ""
+
+    def check_far_ranks(self) -> None:
+        """Check that NVSHMEM's queue pairs reach every rank on another machine.
+
+        Raises
+        ------
+        NvshmemError
+            One is not reached; the message says why.
+        """
+        for peer in range(len(self._machines)):
+            why = "" if self._is_near(peer) else self.refusal_of_nic(peer)
+            if why:
+                raise NvshmemError(f"rank {peer} is not reached: {why}")
 
     def make_heaps(
         self, bootstrap: Bootstrap, size: int, cleared: int, by_nics: bool, make_copy: Callable[[], Any]

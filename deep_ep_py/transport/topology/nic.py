@@ -38,7 +38,10 @@ class NicOptions:
         Maximum number of turns that other fibers get before each step of a queue pair; the number is random. Only for
         `deep_ep_py.testing.run_ranks` on a CPU: elsewhere one thread serves a rank's queue pairs as fast as it can.
     relaxed : bool
-        Data may overtake data on a queue pair as well; an atomic never overtakes data.
+        Data may overtake data on a queue pair as well.
+    atomics_pass : bool
+        An atomic may overtake data, as on memory that is registered with relaxed ordering where NICs use atomic
+        operations of PCIe. Such memory is never used (P8): with this option results are wrong.
     fault_rank, fault_peer : int
         The queue pairs from one rank to another (-1: to all) that fail.
     fault_after : int
@@ -59,6 +62,7 @@ class NicOptions:
     in_flight: int = 4
     max_delay: int = 0
     relaxed: bool = False
+    atomics_pass: bool = False
     fault_rank: int = -1
     fault_peer: int = -1
     fault_after: int = 0

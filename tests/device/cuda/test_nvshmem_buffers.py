@@ -26,6 +26,12 @@ pytestmark = [
 
 SHARED, OWN = "3.4.5", "3.8.0"
 """The release whose queue pairs are shared, and the newest, which creates others."""
+PCI_ATOMICS = {
+    "NVSHMEM_DOUBLE_PCI_ATOMICS": "1",
+    # Rows take long enough for kernels to see a signal first.
+    "NVSHMEM_DOUBLE_NIC_MTU": "64",
+    "NVSHMEM_DOUBLE_NIC_MAX_DELAY": "20",
+}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +89,8 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         ("no_queue_pairs_of_ones_own", 2, SHARED, {}),
         ("unknown_version", 2, OWN, {}),
         ("rows_do_not_wait_for_writes", 2, OWN, {"DOUBLE_NO_ORDERING": "1"}),
+        ("atomics_that_pass_data", 2, OWN, PCI_ATOMICS),
+        ("joined_with_relaxed_ordering", 2, SHARED, {}),
         ("a_queue_pair_that_fails", 2, SHARED, {"NVSHMEM_DOUBLE_FAULT": "0,1,9,21"}),
         in_long("a_queue_pair_that_fails", 2, OWN, {"NVSHMEM_DOUBLE_FAULT": "0,1,9,21"}),
         ("wrong_arguments", 2, OWN, {}),
@@ -120,6 +128,8 @@ def test_what_nvshmem_is_like(
         ("by_itself", {}),
         in_long("by_itself_beside_others", {}),
         ("not_by_itself_where_writes_are_not_ordered", {"DOUBLE_NO_ORDERING": "1"}),
+        ("not_by_itself_where_a_cpu_rings", {"NVSHMEM_DOUBLE_CPU_DOORBELLS": "1"}),
+        ("not_by_itself_where_it_does_not_start", {"NVSHMEM_DOUBLE_FAIL": "nvshmemx_hostlib_init_attr=7"}),
         in_long("not_by_itself_after_one_that_was_told", {}),
         in_long("not_by_itself_where_gpus_are_apart", {"DOUBLE_APART": "1", "NVSHMEM_DISABLE_P2P": "1"}),
     ],

@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace nvshmem_double {
 namespace {
@@ -33,6 +34,11 @@ int small(const char* name, int otherwise, int least, int most) {
         number(name, static_cast<uint64_t>(otherwise), static_cast<uint64_t>(least), static_cast<uint64_t>(most)));
 }
 bool flag(const char* name) { return small(name, 0, 0, 1) != 0; }
+// As NVSHMEM reads its own variables: by the first letter.
+bool is_on(const char* name, bool otherwise) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? otherwise : std::strchr("0NnFf", *value) == nullptr || *value == '\0';
+}
 
 uint32_t power_of_two(uint64_t value) {
     uint32_t power = 1;
@@ -70,6 +76,7 @@ Settings::Settings()
     nic.mtu = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_MTU", 4096, 16, 1 << 20));
     nic.max_delay = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_MAX_DELAY", 0, 0, 1 << 20));
     nic.relaxed = flag("NVSHMEM_DOUBLE_NIC_RELAXED");
+    nic.atomics_pass = flag("NVSHMEM_DOUBLE_PCI_ATOMICS") && is_on("NVSHMEM_IB_ENABLE_RELAXED_ORDERING", true);
     read_fault(nic);
 }
 

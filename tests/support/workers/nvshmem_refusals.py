@@ -5,9 +5,11 @@ initialized NVSHMEM, and what is left behind. Runs the case named; the environme
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from cases import Case
 from deep_ep_py.base.native import C
 from deep_ep_py.errors import CudaError
 from deep_ep_py.transport.bootstrap import start
-from deep_ep_py.transport.nvshmem import choice, job, library, reserve
+from deep_ep_py.transport.nvshmem import choice, job, library, memory, reserve, settings
 from deep_ep_py.transport.nvshmem.library import NvshmemError
 from deep_ep_py.transport.nvshmem.pool import pool
 from harness import Trial, dispatch_arguments, round_trip
@@ -124,6 +126,34 @@ def unknown_version() -> None:
 def rows_do_not_wait_for_writes() -> None:
     """On such a GPU a signal may become visible before the rows ahead of it."""
     assert "GPU_DIRECT_RDMA_WRITES_ORDERING" in refusal(ValueError)
+
+
+def atomics_that_pass_data() -> None:
+    """The NICs use atomic operations of PCIe: harmless on memory without relaxed ordering, wrong rows with it."""
+    with make() as buffer:
+        check(buffer, 2)
+    assert os.environ[settings.RELAXED_ORDERING] == "0" and os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
+    with C.cuda.Context(0).current():
+        library.library().bindings.hostlib_finalize()
+    os.environ[settings.RELAXED_ORDERING] = ""  # as NVSHMEM reads it, this is on
+    dist.barrier()
+    assert "ibgda: NVSHMEM lets NICs reorder writes" in refusal(ValueError)
+    memory.refusal_of_order = lambda _: ""  # type: ignore[assignment]
+    buffer = make(timeout=3.0)
+    # One rank finds wrong rows, and the other waits for it in vain, if it does not find some too.
+    with pytest.raises((AssertionError, deep_ep.DeepEPError)):
+        for _ in range(50):
+            check(buffer, 2)
+
+
+def joined_with_relaxed_ordering() -> None:
+    """The program has initialized NVSHMEM, which then has it by default."""
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    initialize(dist.get_rank(), dist.get_world_size())
+    said = refusal(ValueError)
+    assert f"set {settings.RELAXED_ORDERING}=0 on every PE before NVSHMEM is initialized" in said, said
+    with make(ranks_per_node=2) as buffer:  # loads and stores keep their order
+        check(buffer, 2)
 
 
 def a_queue_pair_that_fails() -> None:
@@ -272,15 +302,21 @@ def allocated_in_another_order() -> None:
 # --- other programs that use NVSHMEM --------------------------------------------------------------------------------
 
 
+def initialize(pe: int, pes: int, gpu: int | None = 0) -> None:
+    """Initialize NVSHMEM as a program does, with queue pairs for kernels."""
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    loaded = library.library()
+    told: list[bytes] = [b""] * pes
+    dist.all_gather_object(told, loaded.unique_id() if pe == 0 else b"")
+    with nullcontext() if gpu is None else C.cuda.Context(gpu).current():
+        loaded.initialize(max(told), pe, pes)
+
+
 def joined() -> None:
     """The program has initialized NVSHMEM, with its PEs in another order."""
-    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    loaded, context = library.library(), C.cuda.Context(0)
-    unique = [loaded.unique_id() if rank == ranks - 1 else b""]
-    dist.broadcast_object_list(unique, src=ranks - 1)
-    with context.current():
-        loaded.initialize(unique[0], ranks - 1 - rank, ranks)
+    os.environ[settings.RELAXED_ORDERING] = "0"
+    ranks = dist.get_world_size()
+    initialize(ranks - 1 - dist.get_rank(), ranks)
     with make() as buffer:
         assert buffer._engine._symmetric.job.pes == tuple(reversed(range(ranks)))
         check(buffer, ranks)
@@ -288,26 +324,18 @@ def joined() -> None:
 
 def joined_without_a_gpu() -> None:
     """The program has initialized NVSHMEM before it had a GPU: the Buffer gives it one."""
-    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    loaded = library.library()
-    unique = [loaded.unique_id() if rank == 0 else b""]
-    dist.broadcast_object_list(unique, src=0)
-    loaded.initialize(unique[0], rank, ranks)
-    assert loaded.status() == 1
+    os.environ[settings.RELAXED_ORDERING] = "0"
+    ranks = dist.get_world_size()
+    initialize(dist.get_rank(), ranks, gpu=None)
+    assert library.library().status() == 1
     with make() as buffer:
-        assert loaded.status() >= C.nvshmem.INITIALIZED
+        assert library.library().status() >= C.nvshmem.INITIALIZED
         check(buffer, ranks)
 
 
 def joined_with_another_gpu() -> None:
-    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    loaded, context = library.library(), C.cuda.Context(1)
-    unique = [loaded.unique_id() if rank == 0 else b""]
-    dist.broadcast_object_list(unique, src=0)
-    with context.current():
-        loaded.initialize(unique[0], rank, ranks)
+    os.environ[settings.RELAXED_ORDERING] = "0"
+    initialize(dist.get_rank(), dist.get_world_size(), gpu=1)
     said = refusal(NvshmemError)
     assert "NVSHMEM was initialized with another GPU than this Buffer's, cuda:0" in said, said
 
@@ -397,6 +425,36 @@ def not_by_itself_where_writes_are_not_ordered() -> None:
         assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
 
 
+def not_by_itself_where_a_cpu_rings() -> None:
+    """A Buffer that did not ask for NVSHMEM has another path, and says why it takes that."""
+    options, said = be_on_two_machines(), warnings()
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    with make(**options) as buffer:
+        assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
+    assert "a thread of NVSHMEM rings the doorbells" in said[-1] and "in memory of their own" in said[-1], said
+    assert "NVSHMEM_IBGDA_NIC_HANDLER=gpu" in refusal(ValueError, **{**options, "heap": "nvshmem"})
+
+
+def not_by_itself_where_it_does_not_start() -> None:
+    options, said = be_on_two_machines(), warnings()
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    with make(**options) as buffer:
+        assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
+    assert "initializing it as PE" in said[-1] and "in memory of their own" in said[-1], said
+
+
+def warnings() -> list[str]:
+    """Return a list that receives what is logged from now on."""
+    said: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logging.getLogger("deep_ep_py").addHandler(Handler())
+    return said
+
+
 def not_by_itself_where_gpus_are_apart() -> None:
     options = be_on_two_machines()
     near = dist.get_rank() % 2
@@ -444,6 +502,8 @@ CASES: dict[str, Callable[[], None]] = {
         no_queue_pairs_of_ones_own,
         unknown_version,
         rows_do_not_wait_for_writes,
+        atomics_that_pass_data,
+        joined_with_relaxed_ordering,
         a_queue_pair_that_fails,
         wrong_arguments,
         memory_is_taken_again,
@@ -462,6 +522,8 @@ CASES: dict[str, Callable[[], None]] = {
         initialised_anew,
         by_itself,
         not_by_itself_where_writes_are_not_ordered,
+        not_by_itself_where_a_cpu_rings,
+        not_by_itself_where_it_does_not_start,
         not_by_itself_where_gpus_are_apart,
         not_by_itself_after_one_that_was_told,
         by_itself_beside_others,

@@ -13,12 +13,13 @@ from deep_ep_py.tools.doctor.nics import read_nics
 from deep_ep_py.tools.doctor.nvshmem import (
     HCA_LIST,
     HCA_PREFIX,
-    LIST_COUNTS,
+    NICS_IN_TURN,
     SERVICE_LEVEL,
     TRAFFIC_CLASS,
     Process,
     settings,
 )
+from deep_ep_py.transport.nvshmem.settings import RELAXED_ORDERING
 from machine_trees import NETWORK, Tree, by_name, efa, roce, two_gpus_and_nics
 
 pytestmark = pytest.mark.once
@@ -48,13 +49,12 @@ def mixed(root: Path) -> Tree:
         (roce, {TRAFFIC_CLASS: "106"}, Verdict.GOOD, ""),
         (roce, {TRAFFIC_CLASS: "many"}, Verdict.ERROR, f"export {TRAFFIC_CLASS}=CLASS"),
         (roce, {TRAFFIC_CLASS: "256"}, Verdict.ERROR, f"export {TRAFFIC_CLASS}=CLASS"),
-        (mixed, {}, Verdict.WARNING, f"export {LIST_COUNTS}=1 {HCA_LIST}=mlx5_0:1,mlx5_1:1"),
-        (mixed, {TRAFFIC_CLASS: "106"}, Verdict.ERROR, f"export {LIST_COUNTS}=1 {HCA_LIST}=mlx5_2:1"),
-        # An effective list leaves NICs of one kind; an ignored one leaves all.
-        (mixed, {LIST_COUNTS: "1", HCA_LIST: "mlx5_0:1,mlx5_1"}, Verdict.GOOD, ""),
-        (mixed, {LIST_COUNTS: "1", HCA_LIST: "^mlx5_2"}, Verdict.GOOD, ""),
-        (mixed, {LIST_COUNTS: "1", HCA_LIST: "mlx5_2", TRAFFIC_CLASS: "106"}, Verdict.GOOD, ""),
-        (mixed, {HCA_LIST: "mlx5_2"}, Verdict.WARNING, f"export {LIST_COUNTS}=1 {HCA_LIST}=mlx5_0:1,mlx5_1:1"),
+        (mixed, {}, Verdict.WARNING, f"export {HCA_LIST}=mlx5_0:1,mlx5_1:1"),
+        (mixed, {TRAFFIC_CLASS: "106"}, Verdict.ERROR, f"export {HCA_LIST}=mlx5_2:1"),
+        (mixed, {HCA_LIST: "mlx5_0:1,mlx5_1"}, Verdict.GOOD, ""),
+        (mixed, {HCA_LIST: "^mlx5_2"}, Verdict.GOOD, ""),
+        (mixed, {HCA_LIST: "mlx5_2", TRAFFIC_CLASS: "106"}, Verdict.GOOD, ""),
+        (mixed, {HCA_LIST: "mlx5_2"}, Verdict.WARNING, f"export {TRAFFIC_CLASS}=CLASS"),
     ],
 )
 def test_the_traffic_class(
@@ -64,6 +64,32 @@ def test_the_traffic_class(
     make(tmp_path)
     found = judged(tmp_path, environment)[CLASS]
     assert (found.verdict, found.command) == (verdict, command)
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        (None, Verdict.INFO),
+        ("0", Verdict.GOOD),
+        ("no", Verdict.GOOD),
+        ("1", Verdict.ERROR),
+        ("off", Verdict.ERROR),
+        ("", Verdict.ERROR),
+    ],
+)
+def test_the_order_of_atomics(tmp_path: Path, given: str | None, verdict: Verdict) -> None:
+    """NVSHMEM reads only the first letter of a switch, and takes an empty one for on."""
+    two_gpus_and_nics(tmp_path)
+    found = judged(tmp_path, {} if given is None else {RELAXED_ORDERING: given})["order of atomics"]
+    assert found.verdict is verdict
+    assert found.command == ("" if verdict is Verdict.GOOD else f"export {RELAXED_ORDERING}=0")
+
+
+def test_nics_in_turn(tmp_path: Path) -> None:
+    two_gpus_and_nics(tmp_path)
+    assert "NICs of PEs" not in judged(tmp_path, {NICS_IN_TURN: "0"})
+    found = judged(tmp_path, {NICS_IN_TURN: "1"})["NICs of PEs"]
+    assert (found.verdict, found.command) == (Verdict.WARNING, f"unset {NICS_IN_TURN}")
 
 
 def test_following_the_advice_for_two_kinds_of_nics_ends_it(tmp_path: Path) -> None:
@@ -98,7 +124,7 @@ def test_only_nics_that_are_used_count(tmp_path: Path) -> None:
     tree, ports = roce(tmp_path)
     for number, system in enumerate((96, 106)):
         tree.file(f"/sys/class/infiniband/mlx5_{number}/tc/1/traffic_class", f"Global tclass={system}\n")
-    listed = judged(tmp_path, {TRAFFIC_CLASS: "106", LIST_COUNTS: "1", HCA_LIST: "mlx5_1:1"})
+    listed = judged(tmp_path, {TRAFFIC_CLASS: "106", HCA_LIST: "mlx5_1:1"})
     assert listed[CLASS].verdict is Verdict.GOOD
     tree.states(ports[0], "1: DOWN", "2: Polling")
     assert judged(tmp_path, {TRAFFIC_CLASS: "106"})[CLASS].verdict is Verdict.GOOD
