@@ -16,6 +16,13 @@ namespace {
 // Without seals, a peer that shrinks its memory could kill this process: accesses beyond the end raise SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+// Systems with vm.memfd_noexec=2 refuse files in memory that may be executed; before Linux 6.3 there were no others.
+int make_file() {
+    constexpr unsigned kNoExecution = 0x8, kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;  // MFD_NOEXEC_SEAL
+    const int descriptor = memfd_create("deep_ep_heap", kFlags | kNoExecution);
+    return descriptor >= 0 || errno != EINVAL ? descriptor : memfd_create("deep_ep_heap", kFlags);
+}
+
 [[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
 // Memory of the system's pages.
@@ -53,8 +60,8 @@ std::shared_ptr<Heap> Heap::make_plain(size_t bytes, bool gives_back) {
 }
 
 std::shared_ptr<Heap> Heap::make_shared(size_t bytes, bool gives_back) {
-    const int descriptor = memfd_create("deep_ep_heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (descriptor < 0) raise("memfd_create");
+    const int descriptor = make_file();
+    if (descriptor < 0) raise("making a file in memory (memfd_create)");
     if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 || fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
         const int error = errno;
         close(descriptor);

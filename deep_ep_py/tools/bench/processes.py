@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from deep_ep_py.base.files import memory_file
+
 _PROGRAM = Path(__file__).with_name("rank_process.py")
 # How long to listen to other ranks after one has failed: the first to report may only have missed the one at fault.
 _LISTEN_SECONDS = 0.5
@@ -164,8 +166,7 @@ def run_processes(
         Ranks could not import `function`.
     """
     name = _importable(function)
-    # Ranks meet at an anonymous file, which vanishes with the last process that has it open.
-    meeting = os.memfd_create("rendezvous")
+    meeting = memory_file("rendezvous")
     try:
         job = pickle.dumps((name, ranks, f"file:///proc/self/fd/{meeting}", args))
         started = _Ranks(ranks)

@@ -26,12 +26,12 @@ def own_address() -> str:
     """Return the IP address at which ranks on other machines reach this one.
 
     It is DEEP_EP_ADDRESS if that is set; otherwise the source address of the route to MASTER_ADDR, or failing that, of
-    the route to other networks.
+    the route to other networks. Addresses that only this machine reaches do not count.
 
     Raises
     ------
     ValueError
-        DEEP_EP_ADDRESS is not an address of this machine.
+        DEEP_EP_ADDRESS is not an address of this machine, or is not set and there are no such routes.
     """
     if given := os.environ.get(ADDRESS):
         try:
@@ -46,7 +46,10 @@ def own_address() -> str:
         source = _source_towards(target) if target else None
         if source is not None and not ipaddress.ip_address(source).is_loopback:
             return source
-    return "127.0.0.1"
+    raise ValueError(
+        f"{ADDRESS} is not set, and this machine has no route to MASTER_ADDR={os.environ.get('MASTER_ADDR')} or other "
+        f"networks but its loopback: expected {ADDRESS} to be its address in the network of the other machines"
+    )
 
 
 def listen_at(address: str) -> tuple[socket.socket, int]:

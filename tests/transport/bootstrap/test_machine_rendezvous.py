@@ -16,7 +16,7 @@ import pytest
 
 from deep_ep_py import DeepEPError
 from deep_ep_py.base.environment import ADDRESS
-from deep_ep_py.transport.bootstrap import machine_rendezvous
+from deep_ep_py.transport.bootstrap import machine_rendezvous, machines
 from deep_ep_py.transport.bootstrap.handshake import CONNECTOR, PeerGone, PeersLate, Session
 from deep_ep_py.transport.bootstrap.machine_rendezvous import MachineRendezvous, Met, Place
 from deep_ep_py.transport.bootstrap.machines import listen_at, own_address
@@ -244,6 +244,18 @@ def test_an_address_that_is_not_this_machines(given: str, monkeypatch: pytest.Mo
     monkeypatch.setenv(ADDRESS, given)
     with pytest.raises(ValueError, match=f"{ADDRESS}='{given}': expected an IP address of this machine"):
         own_address()
+
+
+@pytest.mark.parametrize("source", [None, "127.0.0.1"])
+def test_a_machine_without_routes(source: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others would look for its ranks on their own loopback."""
+    monkeypatch.delenv(ADDRESS, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "host-1")
+    monkeypatch.setattr(machines, "_source_towards", lambda _: source)
+    with pytest.raises(ValueError, match=f"no route to MASTER_ADDR=host-1 .* expected {ADDRESS} to be its address"):
+        own_address()
+    monkeypatch.setenv(ADDRESS, "127.0.0.1")  # for tests of several machines on one
+    assert own_address() == "127.0.0.1"
 
 
 def test_it_runs_inside_a_loop() -> None:
