@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "deep_ep_py" / "_C"
-BUILT = f"deep_ep_py._C_{os.environ.get('DEEP_EP_BUILD', 'exact')}"
+BUILD = os.environ.get("DEEP_EP_BUILD", "exact")
+BUILT = f"deep_ep_py._C_{BUILD}"
 HEADER = "# Written by `make stubs` from the bindings in csrc/python: change those.\n"
 
 
@@ -22,7 +23,7 @@ def write_stubs(folder: Path) -> list[Path]:
     """Generate the stubs in `folder` and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DEEP_EP_BUILD": BUILD}
         command = [sys.executable, "-m", "pybind11_stubgen", BUILT, "-o", made, "--exit-code"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
