@@ -324,13 +324,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "exact",
         "barriers",
     ),
-    silent(
-        "two hops: a step is counted while lanes read the count",
-        _POLLING,
-        "            __syncwarp();  // all lanes have read the count\n",
-        "",
-        *TWO_HOPS,
-    ),
     # --- kernels/two_hops/gather.h
     one(
         "two hops: the first local chunk in a slot for all",

@@ -70,7 +70,7 @@ DEEP_EP_DEVICE void serve(Operation& op, Work& work, const Share& share) {
                 continue;
             }
             work.step(i, share.done[i]);
-            __syncwarp();  // all lanes have read the count
+            __syncwarp();  // all lanes have read the count; in today's steps they meet, too
             if (device::lane() == 0) ++share.done[i];
             __syncwarp();
             moved = true;
