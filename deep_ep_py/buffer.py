@@ -219,7 +219,7 @@ class Buffer(V1Surface, NotCopied):
             self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
             self.timeout = arguments.timeout("timeout", timeout)
             self.regions = arguments.integer("regions", regions, 1, C.MAX_REGIONS)
-            # Each process has a GPU of its own; ranks of one process share one.
+            # Ranks of one process share a GPU; which processes do is asked below.
             sharers = bootstrap.size if bootstrap.in_process else 1
             together = getattr(group, "one_launch", None)
             make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
@@ -234,6 +234,7 @@ class Buffer(V1Surface, NotCopied):
             assert where is not None
             self.device = where.torch_device
             apart = Apart.ask(connected, where)
+            where.share(apart.sharers[self.rank])
             symmetric = choose_memory(connected, where, apart, heap, fabric, num_qps_per_rank, self.enable_shrink)
             make_topology = partial(
                 Topology.of,

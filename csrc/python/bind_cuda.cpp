@@ -240,6 +240,8 @@ void bind_cuda(py::module_& module) {
              }),
              py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps,
              py::arg("bulk_copies") = false, py::arg("cooperative") = true)
+        .def("share", &CudaLauncher::share, py::arg("sharers"),
+             "Change the number of sharers, before a kernel is loaded.")
         .def(
             "max_blocks",
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, unsigned warps, size_t bytes) {

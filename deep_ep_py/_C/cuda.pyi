@@ -136,6 +136,10 @@ class Launcher(StreamLauncher):
         self, context: Context, sharers: int = 1, warps: int = 16, bulk_copies: bool = False, cooperative: bool = True
     ) -> None: ...
     def max_blocks(self, name: str, shape: tuple[int, int, int], warps: int, shared_bytes: int) -> int: ...
+    def share(self, sharers: int) -> None:
+        """
+        Change the number of sharers, before a kernel is loaded.
+        """
     def take_launch_times(self) -> list[tuple[str, float, float]]:
         """
         Wait for the timed launches since the last call, and return of each the kernel, and when it began and ended, in milliseconds since the first one began.

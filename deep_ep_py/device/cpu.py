@@ -118,6 +118,9 @@ class CpuDevice:
         """Make a runtime over the executor."""
         return C.Runtime(options, heaps, network)
 
+    def share(self, ranks: int) -> None:
+        """Do nothing: the executor runs any number of blocks."""
+
     def answer_about(self, gpu: str) -> GpuAnswer:
         """Know of no GPU; see `Device`."""
         del gpu

@@ -89,8 +89,15 @@ class CudaDevice:
         self._launcher = make_launcher(
             self.context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
         )
-        self.max_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // sharers))
+        self.share(sharers)
+
+    def share(self, ranks: int) -> None:
+        """See `Device`. The GPU runs kernels of several processes at once under MPS."""
+        self._sharers = ranks
+        self.max_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // ranks))
         self.blocks = min(_UNMEASURED_BLOCKS, self.max_blocks)
+        if not self._gathered:
+            self._launcher.share(ranks)
 
     def profiler_range(self, name: str) -> Callable[[], None] | None:
         """Open an NVTX range, which profilers such as Nsight Systems show."""

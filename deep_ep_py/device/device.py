@@ -64,6 +64,9 @@ class Device(Protocol):
     def profiler_range(self, name: str) -> Callable[[], None] | None:
         """Open a range in the device's profiler, and return what closes it; None if it has no such profiler."""
 
+    def share(self, ranks: int) -> None:
+        """Leave room for the kernels of so many ranks, which wait for each other, before anything is launched."""
+
     def answer_about(self, gpu: str) -> GpuAnswer:
         """Return whether this GPU and another of this machine use each other's memory as kernels need it."""
 

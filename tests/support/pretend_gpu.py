@@ -38,10 +38,14 @@ class PretendGpu(CudaDevice):
 
     def __init__(self, sharers: int, make_launcher: MakeLauncher | None = None) -> None:
         super().__init__(torch.device("cuda", 0), sharers, make_launcher=make_launcher)
-        self.torch_device, self.blocks = torch.device("cpu"), 2
+        self.torch_device = torch.device("cpu")
         self.runtime: Any = None
         self._segments = Segments()
         weakref.finalize(self, self._segments.close).atexit = False
+
+    def share(self, ranks: int) -> None:
+        super().share(ranks)
+        self.blocks = 2
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
         most = self.max_arena_bytes
@@ -176,6 +180,7 @@ def take_compiled_probe() -> None:
 
 def install(compile_kernels: bool = True) -> None:
     """Let Buffers be made on the pretend GPU."""
+    os.environ.setdefault("DOUBLE_MULTIPROCESSORS", "132")  # room for the processes that share the GPU
     gc.freeze()  # a run of ranks collects garbage first, which need not look through all of torch
     if os.environ.get(INTERPRETED):
         jit.KernelCache = lambda: ptx_cache(over_stand_in=True).kernels  # type: ignore[assignment, misc]

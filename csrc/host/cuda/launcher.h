@@ -29,6 +29,8 @@ class CudaLauncher final : public StreamLauncher {
     CudaLauncher(const CudaLauncher&) = delete;
     CudaLauncher& operator=(const CudaLauncher&) = delete;
 
+    // Changes the number of sharers, before any kernel is loaded.
+    void share(unsigned sharers) { sharers_ = sharers; }
     // Makes the driver do now what it would otherwise do at the first launch: it may take locks and wait for running
     // kernels, which may wait for this one.
     void load(const std::string& name, const RuntimeShape& shape, std::string_view cubin,
@@ -110,7 +112,7 @@ class CudaLauncher final : public StreamLauncher {
     void collect() const;
 
     const std::shared_ptr<const cuda::PrimaryContext> context_;
-    const unsigned sharers_;
+    unsigned sharers_;
     const unsigned warps_;
     const uint32_t copies_bytes_;
     const bool cooperative_;

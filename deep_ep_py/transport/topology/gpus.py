@@ -33,11 +33,14 @@ class Apart:
         For each other pair of ranks with GPUs of one machine, where the answer comes from, as `GpuAnswer.source`.
     without_access : frozenset of (int, int)
         The pairs that are apart for more than the lack of atomics.
+    sharers : tuple of int
+        By rank: how many ranks, itself included, have its GPU.
     """
 
     reasons: Mapping[Pair, str] = field(default_factory=dict)
     sources: Mapping[Pair, str] = field(default_factory=dict)
     without_access: frozenset[Pair] = frozenset()
+    sharers: tuple[int, ...] = field(default=(), compare=False)
 
     @staticmethod
     def ask(bootstrap: Bootstrap, device: Device) -> Apart:
@@ -61,6 +64,7 @@ class Apart:
         rank, machines = bootstrap.rank, [0] * bootstrap.size
         if isinstance(bootstrap, Connections):
             machines = bootstrap.machines
+        places = [(machine, gpu or rank) for rank, (machine, gpu) in enumerate(zip(machines, gpus, strict=True))]
         near = {gpu for gpu, machine in zip(gpus, machines, strict=True) if gpu and machine == machines[rank]}
         answers = [[gpu, *device.answer_about(gpu)] for gpu in sorted(near)]
         told = [{gpu: GpuAnswer(*answer) for gpu, *answer in theirs} for theirs in bootstrap.all_gather(answers)]
@@ -86,7 +90,7 @@ class Apart:
             without_access |= unmapped.keys()
             sources = {pair: source for pair, source in sources.items() if pair not in unmapped}
         _warn(rank, {pair: why for pair, why in unknown.items() if machines[pair[0]] == machines[rank]})
-        return Apart(reasons, sources, frozenset(without_access))
+        return Apart(reasons, sources, frozenset(without_access), tuple(map(places.count, places)))
 
     def reason(self, one: int, other: int) -> str:
         """Return why two ranks are apart; empty if they are not."""

@@ -73,8 +73,20 @@ def test_one_end_that_knows_is_enough() -> None:
     assert found.reasons == {(0, 1): "hidden"} and found.without_access == {(0, 1)}
 
 
+def test_ranks_on_one_gpu_are_counted() -> None:
+    assert asked({}, {}, {}).sharers == (1, 1, 1)
+    found: list[Any] = [None] * 4
+
+    def on_each_rank(group: Any) -> None:
+        rank = group.rank()
+        found[rank] = Apart.ask(make_bootstrap(group), Gpus(gpu=("a", "b", "a", "")[rank], answers={})).sharers  # type: ignore[arg-type]
+
+    run_ranks(4, on_each_rank)
+    assert found == [(2, 1, 2, 1)] * 4
+
+
 NONE, ACROSS = Apart(), Apart({(0, 2): "over PCIe"})
-INSIDE = Apart({(2, 3): "over PCIe"})
+INSIDE = Apart({(2, 3): "over PCIe"}, sharers=(1,) * 4)
 
 
 def settled(apart: Apart, fabric: list[str], ranks_per_node: int, **options: Any) -> list[Any]:

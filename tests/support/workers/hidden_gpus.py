@@ -16,11 +16,13 @@ import deep_ep_py as deep_ep
 import pretend_gpu
 from cases import Case
 from deep_ep_py.device import nvml
+from deep_ep_py.errors import CudaError
 from harness import Trial, round_trip
 
 CASE = Case("hidden", 2, 20, hidden=264, topk=4, experts=8)
 NAMES = tuple(f"GPU-646f7562-6c65-203{gpu}-0000-000000000000" for gpu in (0, 1))
 UNKNOWN = "cannot be asked here, so they count as apart"
+MULTIPROCESSORS = "DOUBLE_MULTIPROCESSORS"
 FAIL, BROKEN, TO_DO = "DOUBLE_NVML_FAIL", "nvmlInit_v2=9", "let each process see both GPUs"
 
 
@@ -45,7 +47,7 @@ class Machine(NamedTuple):
 
 MACHINES = {
     "NVLink": Machine("peer", {}, {}, ()),
-    "one GPU for both": Machine("peer", {"DOUBLE_MACHINE": "1", FAIL: BROKEN}, {}, ()),
+    "one GPU for both": Machine("peer", {"DOUBLE_MACHINE": "1", FAIL: BROKEN, MULTIPROCESSORS: "4"}, {}, ()),
     "PCIe": Machine("proxy", {"DOUBLE_PCIE": "1"}, {}, ("are not native", "NVML", "nvidia-smi topo -p2p a")),
     "no P2P": Machine("proxy", {"DOUBLE_APART": "1"}, {}, ("cannot map", "NVML", "nvidia-smi topo -p2p r")),
     "one direction": Machine("proxy", {"DOUBLE_ONE_WAY": "1"}, {}, ("cannot map", "NVML")),
@@ -95,11 +97,21 @@ def make(**options: Any) -> deep_ep.Buffer:
     return deep_ep.Buffer(dist.group.WORLD, num_nvl_bytes=1 << 20, timeout=60.0, arena_bytes=1 << 20, **options)
 
 
+def check_share(device: Any, sharers: int) -> None:
+    """Check that kernels of all ranks on a GPU have room on it at once, as they must under MPS."""
+    whole = device.context.multiprocessors
+    assert device.max_blocks == whole // sharers, (device.max_blocks, whole, sharers)
+
+
 def check(machine: Machine, rank: int, has_rows: bool) -> None:
     if has_rows:
         with make() as buffer:
             assert buffer.paths[1 - rank] == machine.path, buffer.paths
+            check_share(buffer._engine.device, sharers=2 if machine is MACHINES["one GPU for both"] else 1)
             round_trip(buffer, rank, Trial.of(CASE), 2)
+            if machine is MACHINES["one GPU for both"]:
+                with pytest.raises(CudaError, match="at once for each of 2 ranks"):
+                    round_trip(buffer, rank, Trial.of(CASE), 6)  # a GPU of the stand-in holds 8
     if machine.path == "peer":
         return
     with pytest.raises(ValueError) as info:
