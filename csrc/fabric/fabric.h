@@ -24,6 +24,9 @@ DEEP_EP_DEVICE u8* address(const Peers& peers, u32 to, u64 offset) {
     return mapped(peers, to) ? peers.base[to] + offset : nullptr;
 }
 
+// The near part of a mapped rank's heap.
+DEEP_EP_DEVICE wire::NearPart& near_part(const Peers& peers, u32 of) { return *peers.nears[of]; }
+
 namespace detail {
 
 // One thread: posts to a peer that is not mapped.

@@ -20,9 +20,11 @@ static_assert(kUnreached >= kMaxRoutes, "must not be the position of a fabric");
 struct Peers {
     u32 rank;
     u32 ranks;
-    u8* local;           // this rank's heap
-    u8* const* base;     // [ranks] the peers' heaps; null if a peer is not reachable by loads and stores
-    const Route* route;  // [ranks] kMapped if `base` is not null, kUnreached if nothing is ever sent
+    u8* local;                     // this rank's heap
+    u8* const* base;               // [ranks] the peers' heaps; null if a peer is not reachable by loads and stores
+    wire::NearPart* near;          // the near part of this rank's heap
+    wire::NearPart* const* nears;  // [ranks] those of the peers; null where `base` is
+    const Route* route;            // [ranks] kMapped if `base` is not null, kUnreached if nothing is ever sent
     // [ranks] bytes of each heap that are backed by memory here. The host raises them while kernels run (P10).
     const u64* mapped_bytes;
     // By route: the fabric's state in device memory; null if it reaches no rank.

@@ -100,6 +100,7 @@ struct PoolScope {
 };
 
 RuntimePointer make_runtime_on_gpu(const host::BufferOptions& options, std::vector<std::shared_ptr<host::Heap>> heaps,
+                                   const std::vector<std::optional<std::shared_ptr<host::Heap>>>& near,
                                    const NetworkOptions& network_options,
                                    const std::shared_ptr<const PrimaryContext>& context,
                                    std::shared_ptr<StreamLauncher> launcher) {
@@ -110,13 +111,14 @@ RuntimePointer make_runtime_on_gpu(const host::BufferOptions& options, std::vect
     const auto make_teller = [context](const uint64_t* claimed, host::Teller::Others others) {
         return std::make_unique<host::TellerThread>(claimed, std::move(others), std::make_unique<CudaMemory>(context));
     };
-    auto control = control_over(options, pages_of(heaps), make_teller, network_options.mesh,
+    const host::NearParts near_parts = near_parts_of(heaps, near);
+    auto control = control_over(options, pages_of(heaps), near_parts, make_teller, network_options.mesh,
                                 [context] { return std::make_unique<CudaMemory>(context); });
     const auto make_warden = [context, control](host::WardenPost post) {
         return std::make_unique<host::WardenThread>(std::move(post), std::make_unique<CudaMemory>(context), control);
     };
-    return RuntimePointer(new host::Runtime(options, own, heaps, std::move(memory), std::move(launcher), control,
-                                            make_warden, std::move(networks)));
+    return RuntimePointer(new host::Runtime(options, own, heaps, near_parts, std::move(memory), std::move(launcher),
+                                            control, make_warden, std::move(networks)));
 }
 
 uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage::kBytes : 0; }
@@ -278,10 +280,11 @@ void bind_cuda(py::module_& module) {
                  return std::make_shared<GatheredLauncher>(std::move(gathering), rank, nanoseconds(timeout));
              }),
              py::arg("gathering"), py::arg("rank"), py::arg("timeout"));
-    m.def("make_runtime", make_runtime_on_gpu, py::arg("options"), py::arg("heaps"), py::arg("network"),
-          py::arg("context"), py::arg("launcher"),
+    m.def("make_runtime", make_runtime_on_gpu, py::arg("options"), py::arg("heaps"), py::arg("near"),
+          py::arg("network"), py::arg("context"), py::arg("launcher"),
           "Make a Runtime whose kernels the launcher runs; it looks them up there when it needs them. If some rank is "
-          "not mapped, all heaps must be in host memory and pinned, since NICs are host threads.");
+          "not mapped, all heaps must be in host memory and pinned, since NICs are host threads; their near parts are "
+          "then in memory of the GPUs, None where it is not mapped here.");
 }
 
 }  // namespace deep_ep::python

@@ -43,6 +43,7 @@ std::vector<std::shared_ptr<uint8_t>> control_pages(const BufferOptions& options
 }
 
 RuntimePointer make_runtime_on_cpu(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
+                                   const std::vector<std::optional<std::shared_ptr<Heap>>>& near,
                                    const NetworkOptions& network_options,
                                    const std::shared_ptr<host::KernelSource>& kernels) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
@@ -60,7 +61,12 @@ RuntimePointer make_runtime_on_cpu(const BufferOptions& options, std::vector<std
         }
         return std::make_unique<host::TellerAgent>(rank, claimed, std::move(others), std::move(words_memory));
     };
-    auto control = control_over(options, control_pages(options, heaps, network_options), make_teller,
+    const host::NearParts near_parts = near_parts_of(heaps, near);
+    if (!near.empty()) {
+        host::declare_near_part(**near.at(static_cast<size_t>(options.rank)));
+        host::declare_host_memory(*own);
+    }
+    auto control = control_over(options, control_pages(options, heaps, network_options), near_parts, make_teller,
                                 network_options.mesh, [] { return std::make_unique<host::CpuMemory>(); });
     const auto make_warden =
         [control, in_process = network_options.in_process](host::WardenPost post) -> std::unique_ptr<host::Warden> {
@@ -70,8 +76,8 @@ RuntimePointer make_runtime_on_cpu(const BufferOptions& options, std::vector<std
         }
         return std::make_unique<host::WardenAgent>(std::move(post), std::move(words_memory), control);
     };
-    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), control,
-                                      make_warden, std::move(networks)));
+    return RuntimePointer(new Runtime(options, own, std::move(heaps), near_parts, std::move(memory),
+                                      std::move(launcher), control, make_warden, std::move(networks)));
 }
 
 std::vector<u32> ranks_of(const wire::RankMask& mask) {
@@ -392,7 +398,7 @@ void bind_runtime(py::module_& m) {
     m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
-        .def(py::init(&make_runtime_on_cpu), py::arg("options"), py::arg("heaps"), py::arg("network"),
+        .def(py::init(&make_runtime_on_cpu), py::arg("options"), py::arg("heaps"), py::arg("near"), py::arg("network"),
              py::arg("kernels") = nullptr)
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
         .def_property_readonly("network_fault", [](const Runtime& runtime) { return runtime.networks().fault(); })
@@ -491,10 +497,10 @@ void bind_runtime(py::module_& m) {
         .def(
             "abort_word",
             [](const Runtime& runtime, int rank) {
-                auto* const header = reinterpret_cast<wire::HeapHeader*>(runtime.heap_base(rank));
-                return reinterpret_cast<uint64_t>(&header->abort_of(runtime.generation()));
+                wire::NearPart* const near = runtime.near_parts().of(rank);
+                return reinterpret_cast<uint64_t>(near ? &near->abort_of(runtime.generation()) : nullptr);
             },
-            "Return the address of a rank's abort word in this generation.")
+            "Return the address of a rank's abort word in this generation; 0 if it is not reached from here.")
         .def("set_compiling", &Runtime::set_compiling)
         .def("compiling_peers", &Runtime::compiling_peers)
         .def("on_compiling_peer", &Runtime::on_compiling_peer)

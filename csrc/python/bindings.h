@@ -66,11 +66,15 @@ struct NetworkOptions {
 
 enum class Kernels { kOnCpu, kOnGpu };
 
+// `own`: by rank; empty, or none where it is not reached: see host::NearParts.
+host::NearParts near_parts_of(const std::vector<std::shared_ptr<host::Heap>>& heaps,
+                              const std::vector<std::optional<std::shared_ptr<host::Heap>>>& own);
 // The control pages of all ranks, as mapped in the heaps.
 std::vector<std::shared_ptr<uint8_t>> pages_of(const std::vector<std::shared_ptr<host::Heap>>& heaps);
 // `make_memory`: for threads other than the launching one that store into the pages.
 host::MakeControl control_over(const host::BufferOptions& options, std::vector<std::shared_ptr<uint8_t>> pages,
-                               host::SharedControl::MakeTeller make_teller, std::shared_ptr<host::Mesh> mesh,
+                               const host::NearParts& near, host::SharedControl::MakeTeller make_teller,
+                               std::shared_ptr<host::Mesh> mesh,
                                std::function<std::unique_ptr<host::Memory>()> make_memory);
 host::MakeNetworks networks_over(const host::BufferOptions& options, const NetworkOptions& network,
                                  const std::vector<std::shared_ptr<host::Heap>>& heaps, Kernels kernels);

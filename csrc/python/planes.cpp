@@ -22,14 +22,23 @@ std::vector<std::shared_ptr<uint8_t>> pages_of(const std::vector<std::shared_ptr
     return pages;
 }
 
+host::NearParts near_parts_of(const std::vector<std::shared_ptr<Heap>>& heaps,
+                              const std::vector<std::optional<std::shared_ptr<Heap>>>& own) {
+    std::vector<std::shared_ptr<Heap>> reached;
+    for (const auto& heap : own) reached.push_back(heap.value_or(nullptr));
+    return {heaps, std::move(reached)};
+}
+
 host::MakeControl control_over(const BufferOptions& options, std::vector<std::shared_ptr<uint8_t>> pages,
-                               host::SharedControl::MakeTeller make_teller, std::shared_ptr<host::Mesh> mesh,
+                               const host::NearParts& near, host::SharedControl::MakeTeller make_teller,
+                               std::shared_ptr<host::Mesh> mesh,
                                std::function<std::unique_ptr<host::Memory>()> make_memory) {
-    return [rank = options.rank, pages = std::move(pages), layout = Runtime::heap_layout(options),
+    return [rank = options.rank, pages = std::move(pages), near, layout = Runtime::heap_layout(options),
             make_teller = std::move(make_teller), mesh = std::move(mesh),
             make_memory = std::move(make_memory)](host::Memory& memory) -> std::unique_ptr<host::ControlPlane> {
-        if (!mesh) return std::make_unique<host::SharedControl>(rank, pages, layout, memory, make_teller);
-        return std::make_unique<host::MachinesControl>(rank, pages, layout, memory, make_teller, mesh, make_memory());
+        if (!mesh) return std::make_unique<host::SharedControl>(rank, pages, near, layout, memory, make_teller);
+        return std::make_unique<host::MachinesControl>(rank, pages, near, layout, memory, make_teller, mesh,
+                                                       make_memory());
     };
 }
 

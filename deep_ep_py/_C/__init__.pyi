@@ -210,8 +210,8 @@ class Call:
     def waited(self) -> float: ...
 
 class NicOptions:
-    relaxed: bool
     atomics_pass: bool
+    relaxed: bool
     traced: bool
     def __init__(self) -> None: ...
     @property
@@ -415,6 +415,7 @@ class Runtime:
         self,
         options: BufferOptions,
         heaps: collections.abc.Sequence[Heap],
+        near: collections.abc.Sequence[Heap | None],
         network: NetworkOptions,
         kernels: KernelSource = None,
     ) -> None: ...
@@ -422,7 +423,7 @@ class Runtime:
     def abort_generation(self, arg0: int, arg1: int) -> None: ...
     def abort_word(self, arg0: int) -> int:
         """
-        Return the address of a rank's abort word in this generation.
+        Return the address of a rank's abort word in this generation; 0 if it is not reached from here.
         """
     def aborted(self) -> bool: ...
     def added_pieces(self) -> list[tuple[int, int]]:

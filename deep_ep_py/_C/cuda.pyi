@@ -177,12 +177,13 @@ def make_heap(context: Context, bytes: int, first: int, cleared: int, exported: 
 def make_runtime(
     options: deep_ep_py._C.BufferOptions,
     heaps: collections.abc.Sequence[deep_ep_py._C.Heap],
+    near: collections.abc.Sequence[deep_ep_py._C.Heap | None],
     network: deep_ep_py._C.NetworkOptions,
     context: Context,
     launcher: StreamLauncher,
 ) -> deep_ep_py._C.Runtime:
     """
-    Make a Runtime whose kernels the launcher runs; it looks them up there when it needs them. If some rank is not mapped, all heaps must be in host memory and pinned, since NICs are host threads.
+    Make a Runtime whose kernels the launcher runs; it looks them up there when it needs them. If some rank is not mapped, all heaps must be in host memory and pinned, since NICs are host threads; their near parts are then in memory of the GPUs, None where it is not mapped here.
     """
 
 def map_heap(context: Context, descriptor: int, bytes: int, first: int) -> deep_ep_py._C.Heap: ...

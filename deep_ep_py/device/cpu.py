@@ -68,6 +68,7 @@ class CpuDevice:
     default_fabrics: tuple[str, ...] = ("peer", "ibgda", "proxy")
     gpu = ""
     poison = True
+    maps_all = True
     fresh_memory_is_slow = True
     comm_stream = None
 
@@ -114,9 +115,11 @@ class CpuDevice:
         """Allocate plain memory."""
         return C.Heap.make_plain(size)
 
-    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
+    def make_runtime(
+        self, options: C.BufferOptions, heaps: list[C.Heap], near: list[C.Heap | None], network: C.NetworkOptions
+    ) -> C.Runtime:
         """Make a runtime over the executor."""
-        return C.Runtime(options, heaps, network)
+        return C.Runtime(options, heaps, near, network)
 
     def share(self, ranks: int) -> None:
         """Do nothing: the executor runs any number of blocks."""

@@ -61,6 +61,7 @@ class CudaDevice:
     fabrics: tuple[str, ...] = ("peer", "ibgda", "proxy")
     default_fabrics: tuple[str, ...] = ("peer", "proxy")  # software NICs are for tests here
     poison = False
+    maps_all = False
     fresh_memory_is_slow = False
     first_arena_bytes = 64 << 20
     _pool_refused = False
@@ -208,9 +209,11 @@ class CudaDevice:
         C.cuda.pin_heap(self.context, heap)
         return heap
 
-    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
+    def make_runtime(
+        self, options: C.BufferOptions, heaps: list[C.Heap], near: list[C.Heap | None], network: C.NetworkOptions
+    ) -> C.Runtime:
         """Make a runtime over this device's launcher."""
-        return C.cuda.make_runtime(options, heaps, network, self.context, self._launcher)
+        return C.cuda.make_runtime(options, heaps, near, network, self.context, self._launcher)
 
     def allocate(
         self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool

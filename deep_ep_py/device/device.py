@@ -43,6 +43,8 @@ class Device(Protocol):
         Identifies the GPU among those of the machine's processes; empty if the device is not a GPU.
     poison : bool
         Whether memory may be filled with a pattern before it is written, to expose reads of unwritten memory.
+    maps_all : bool
+        Whether every process of a machine can map another's memory.
     fresh_memory_is_slow : bool
         Whether even outputs that no peer uses should come from the heap, whose pages already exist.
     """
@@ -55,6 +57,7 @@ class Device(Protocol):
     default_fabrics: tuple[str, ...]
     gpu: str
     poison: bool
+    maps_all: bool
     fresh_memory_is_slow: bool
 
     @property
@@ -101,8 +104,14 @@ class Device(Protocol):
     def make_copy(self, size: int) -> C.Heap:
         """Allocate zeroed memory for a copy of the first bytes of a heap that cannot be mapped."""
 
-    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
-        """Make the runtime, which launches kernels; `network`: how ranks that are not mapped are reached."""
+    def make_runtime(
+        self, options: C.BufferOptions, heaps: list[C.Heap], near: list[C.Heap | None], network: C.NetworkOptions
+    ) -> C.Runtime:
+        """Make the runtime, which launches kernels.
+
+        `near`: the near parts of the heaps, None where they are not reached from here; empty if they are in the heaps.
+        `network`: how ranks that are not mapped are reached.
+        """
 
     def allocate(
         self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool

@@ -165,10 +165,11 @@ def make_runtime(
     arena_offset = heap_bytes - memory.arena_bytes
     regions_offset = arena_offset - memory.regions * memory.region_bytes
     first = arena_offset + memory.first_arena_bytes
-    copies, adopted = partial(device.make_copy, C.control_bytes(options)), None
+    copies, adopted, near = partial(device.make_copy, C.control_bytes(options)), None, list[C.Heap | None]()
     if symmetric is not None:
         heaps, adopted = symmetric.make_heaps(bootstrap, heap_bytes, regions_offset, by_nics, copies)
     else:
+        near = _exchange_near_parts(bootstrap, device, topology) if by_nics else []
         heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
         heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics), copies)
     network = C.NetworkOptions(
@@ -180,7 +181,7 @@ def make_runtime(
         mesh=bootstrap.mesh if isinstance(bootstrap, Connections) else None,
         nvshmem=adopted,
     )
-    runtime = device.make_runtime(options, heaps, network)
+    runtime = device.make_runtime(options, heaps, near, network)
     waits = "rank %d waits in %s: rank %d is still compiling its kernels"
     runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, rank, call.kind, peer))
     if isinstance(bootstrap, Connections):
@@ -192,6 +193,14 @@ def make_runtime(
         )
     bootstrap.all_gather(None)  # no rank sends before all are ready to receive
     return runtime, regions_offset
+
+
+def _exchange_near_parts(bootstrap: Bootstrap, device: Device, topology: Topology) -> list[C.Heap | None]:
+    """Make this rank's near part, and map those of the ranks whose memory this one uses. Collective."""
+    reached = [device.maps_all or mapped for mapped in topology.mapped]
+    exported = not bootstrap.in_process and sum(reached) > 1  # GPUs that are apart may not be able to export memory
+    near = device.make_heap(_PAGE, _PAGE, _PAGE, not exported, by_nics=False)
+    return exchange_heaps(bootstrap, near, partial(device.map_heap, by_nics=False), lambda: None, reached)
 
 
 def _rank_key(bootstrap: Bootstrap, device: Device) -> int:

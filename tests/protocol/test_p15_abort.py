@@ -12,8 +12,17 @@ from builds import FABRICS
 from cases import BY_NAME, Case
 from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
+from native_programs import build_protocol, run
 
 TRIAL = Trial.of(BY_NAME["uniform"])
+
+
+@pytest.mark.scenarios
+def test_abort_words_are_where_hosts_and_kernels_update_them() -> None:
+    """A host's store comes between a kernel's looks; one that does not reach the word tells that rank's host."""
+    for seed in range(1, 5):
+        result = run(build_protocol(), "near part", str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
 @pytest.mark.parametrize("fabric", FABRICS)

@@ -51,8 +51,8 @@ class PretendGpu(CudaDevice):
         most = self.max_arena_bytes
         return most if by_nics else min(most, self.first_arena_bytes), most
 
-    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
-        self.runtime = super().make_runtime(options, heaps, network)
+    def make_runtime(self, options: Any, heaps: list[Any], near: list[Any], network: Any) -> Any:
+        self.runtime = super().make_runtime(options, heaps, near, network)
         return self.runtime
 
     def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

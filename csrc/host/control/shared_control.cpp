@@ -7,16 +7,24 @@
 
 namespace deep_ep::host {
 
-SharedControl::SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
-                             Memory& memory, MakeTeller make_teller, const std::vector<int>& far)
-    : rank_(rank), pages_(std::move(pages)), layout_(layout), memory_(memory), make_teller_(std::move(make_teller)) {
+SharedControl::SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, NearParts near,
+                             const wire::HeapLayout& layout, Memory& memory, MakeTeller make_teller,
+                             const std::vector<int>& far)
+    : rank_(rank),
+      pages_(std::move(pages)),
+      near_parts_(std::move(near)),
+      layout_(layout),
+      memory_(memory),
+      make_teller_(std::move(make_teller)) {
     for (int one = 0; one < static_cast<int>(pages_.size()); ++one) {
         if (std::find(far.begin(), far.end(), one) == far.end()) near_.push_back(one);
     }
 }
 
 uint64_t* SharedControl::abort_word(int rank, uint32_t generation) const {
-    return host_word(header(rank)->abort_of(generation));
+    // With parts in the headers, the pages may map them a second time.
+    wire::NearPart* const near = near_parts_.in_headers() ? nullptr : near_parts_.of(rank);
+    return host_word((near != nullptr ? *near : header(rank)->near).abort_of(generation));
 }
 
 void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
@@ -44,7 +52,9 @@ std::unique_ptr<Teller> SharedControl::new_teller(const uint64_t* claimed, uint3
                                                   std::function<void(uint64_t)> further) const {
     std::vector<uint64_t*> words;
     for (const int rank : ranks) words.push_back(abort_word(rank, generation));
-    return make_teller_(claimed, {rank_, std::move(words), std::move(further)});
+    uint64_t* const told = near_parts_.in_headers() ? nullptr : host_word(header(rank_)->near.abort_of(generation));
+    return make_teller_(claimed,
+                        {rank_, generation, std::move(words), std::move(further), told, abort_word(rank_, generation)});
 }
 
 // Stored by that rank's kernels; no other data depends on it.

@@ -6,6 +6,7 @@
 
 #include "host/control/control_plane.h"
 #include "host/heap/memory.h"
+#include "host/heap/near_parts.h"
 #include "wire/heap_layout.h"
 
 namespace deep_ep::host {
@@ -16,8 +17,8 @@ class SharedControl : public ControlPlane {
 
     // `pages`: the control pages of every rank, at their addresses in this process. `memory` outlives this. `far`:
     // ranks whose pages are only read here, since they are copies of data received by other means.
-    SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout, Memory& memory,
-                  MakeTeller make_teller, const std::vector<int>& far = {});
+    SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, NearParts near, const wire::HeapLayout& layout,
+                  Memory& memory, MakeTeller make_teller, const std::vector<int>& far = {});
 
     void tell_failure(uint64_t word, uint32_t generation) override;
     void stop_own(uint64_t word, uint32_t generation) override;
@@ -58,6 +59,7 @@ class SharedControl : public ControlPlane {
     // Stores the stage that `rank` has reached in the pages of the ranks `at`, the mask first.
     void store_stage(Memory& memory, const std::vector<int>& at, int rank, const wire::RankMask& mask,
                      uint64_t stage) const;
+    // Where this host tells a rank of a failure: in its near part, or where that rank's host finds it (wire::NearPart).
     uint64_t* abort_word(int rank, uint32_t generation) const;
 
   private:
@@ -74,6 +76,7 @@ class SharedControl : public ControlPlane {
     u32 mask_words() const { return wire::RankMask::used(layout_.ranks); }
     const int rank_;
     const std::vector<std::shared_ptr<uint8_t>> pages_;
+    const NearParts near_parts_;
     std::vector<int> near_;  // ranks, including this one, into whose pages it stores
     const wire::HeapLayout layout_;
     Memory& memory_;

@@ -14,12 +14,28 @@ constexpr auto kTellerNap = std::chrono::milliseconds(5);
 }  // namespace
 
 // Stored by the claiming thread of a kernel. Relaxed, since only the word itself is passed on.
-bool Teller::due() const {
+bool Teller::claims() const {
     observe::look(observe::host(static_cast<u32>(others_.rank)), claimed_);
     return __atomic_load_n(claimed_, __ATOMIC_RELAXED) != told_;
 }
 
+// Returns the word that other hosts have stored, or 0 for one of an older generation. Relaxed, as above.
+uint64_t Teller::hears() const {
+    const uint64_t word = others_.told != nullptr ? __atomic_load_n(others_.told, __ATOMIC_RELAXED) : 0;
+    return wire::abort_generation(word) >= others_.generation ? word : 0;
+}
+
+bool Teller::due() const { return claims() || hears() != heard_; }
+
 void Teller::tell() noexcept {
+    if (const uint64_t heard = hears(); heard != heard_) {
+        heard_ = heard;
+        try {
+            memory_->store_words({others_.own}, heard);
+        } catch (...) {
+        }
+    }
+    if (!claims()) return;
     told_ = __atomic_load_n(claimed_, __ATOMIC_RELAXED);
     // The others have masked this rank and continue without it.
     if (wire::abort_reason(told_) == wire::kMasked) return;

@@ -1,5 +1,6 @@
 // Notifies ranks that are not mapped of failures that this rank's kernels have claimed (P15). Kernels notify the mapped
-// ones themselves, but never through a queue pair, which may be what has failed.
+// ones themselves, but never through a queue pair, which may be what has failed. Also passes on to this rank's kernels
+// what hosts tell that do not reach its near part.
 #pragma once
 
 #include <atomic>
@@ -15,9 +16,12 @@ namespace deep_ep::host {
 class Teller {
   public:
     struct Others {
-        int rank;                                    // the rank whose kernels claim the failures
+        int rank;  // the rank whose kernels claim the failures
+        uint32_t generation;
         std::vector<uint64_t*> words;                // the abort words of ranks on this machine
         std::function<void(uint64_t word)> further;  // notifies ranks on other machines; null: there are none
+        const uint64_t* told;  // where hosts that do not reach this rank's near part store; null: all reach it
+        uint64_t* own;         // this rank's abort word, into which that goes
     };
 
     virtual ~Teller() = default;
@@ -30,7 +34,7 @@ class Teller {
     Teller(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory)
         : claimed_(claimed), others_(std::move(others)), memory_(std::move(memory)) {}
 
-    // Whether a kernel has claimed a failure that has not been passed on.
+    // Whether a kernel has claimed a failure, or a host has told of one, that has not been passed on.
     bool due() const;
     // Never throws: a rank that cannot be notified finds out by its timeout.
     void tell() noexcept;
@@ -39,7 +43,11 @@ class Teller {
     const uint64_t* const claimed_;
     const Others others_;
     const std::unique_ptr<Memory> memory_;
+    bool claims() const;
+    uint64_t hears() const;
+
     uint64_t told_ = 0;
+    uint64_t heard_ = 0;
 };
 
 // A host thread that polls every few milliseconds.

@@ -22,16 +22,18 @@ wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
 }
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, const MakeControl& make_control,
-                 MakeWarden make_warden, MakeNetworks make_networks)
+                 NearParts near, std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher,
+                 const MakeControl& make_control, MakeWarden make_warden, MakeNetworks make_networks)
     : options_(options),
       heaps_(std::move(heaps)),
+      near_(std::move(near)),
       arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes,
                                      options.poison)),
       memory_(std::move(memory)),
       control_(make_control(*memory_)),
       launcher_(std::move(launcher)),
       mapped_(make_private<u8*>(heaps_.size())),
+      nears_(make_private<wire::NearPart*>(heaps_.size())),
       routes_(make_private<fabric::Route>(heaps_.size())),
       mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
@@ -54,10 +56,15 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       make_networks_(std::move(make_networks)) {
     *remark_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
+    std::vector<wire::NearPart*> nears(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
-        if (options_.routes[r] == fabric::kMapped) mapped[r] = heaps_[r]->base();
+        if (options_.routes[r] != fabric::kMapped) continue;
+        mapped[r] = heaps_[r]->base();
+        nears[r] = near_.of(static_cast<int>(r));
+        if (nears[r] == nullptr) throw std::logic_error("a mapped rank's near part is not mapped");
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
+    memory_->write(nears_.get(), nears.data(), nears.size() * sizeof(wire::NearPart*));
     connect({}, generation_);
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
@@ -105,6 +112,8 @@ void Runtime::write_context(uint64_t sequence) {
     context.peers.ranks = static_cast<u32>(options_.ranks);
     context.peers.local = reinterpret_cast<u8*>(heap_base(options_.rank));
     context.peers.base = mapped_.get();
+    context.peers.near = near_.of(options_.rank);
+    context.peers.nears = nears_.get();
     context.peers.mapped_bytes = mapped_bytes_.get();
     context.peers.route = routes_.get();
     networks_.fill(context.peers);

@@ -16,6 +16,7 @@
 #include "host/heap/arena.h"
 #include "host/heap/heap.h"
 #include "host/heap/memory.h"
+#include "host/heap/near_parts.h"
 #include "host/launch/launcher.h"
 #include "host/network/networks.h"
 #include "host/session/failure_count.h"
@@ -85,8 +86,8 @@ struct Meeting {
 class Runtime final : private FailureCount::Member {
   public:
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, const MakeControl& make_control,
-            MakeWarden make_warden, MakeNetworks make_networks);
+            NearParts near, std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher,
+            const MakeControl& make_control, MakeWarden make_warden, MakeNetworks make_networks);
     ~Runtime() override;
     Runtime(const Runtime&) = delete;
     Runtime& operator=(const Runtime&) = delete;
@@ -217,6 +218,7 @@ class Runtime final : private FailureCount::Member {
     const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
+    const NearParts& near_parts() const { return near_; }
     uint32_t generation() const { return generation_; }
     wire::HostWords host_words() const;
 
@@ -259,6 +261,7 @@ class Runtime final : private FailureCount::Member {
 
     const BufferOptions options_;
     const std::vector<std::shared_ptr<Heap>> heaps_;
+    const NearParts near_;
     const std::shared_ptr<Arena> arena_;
     const std::unique_ptr<Memory> memory_;
     const std::unique_ptr<ControlPlane> control_;
@@ -268,6 +271,7 @@ class Runtime final : private FailureCount::Member {
     std::atomic<uint64_t> launched_ns_{0};                // launched_ns()
     std::atomic<bool> in_graphs_{false};                  // some of its calls are part of graphs
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
+    const std::shared_ptr<wire::NearPart*> nears_;        // Context::peers.nears
     const std::shared_ptr<fabric::Route> routes_;         // Context::peers.route
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base

@@ -487,14 +487,11 @@ class Operation {
     DEEP_EP_DEVICE bool has_failed() const {
         return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_;
     }
-    DEEP_EP_DEVICE u64* abort_word(u8* heap) const {
-        return &reinterpret_cast<wire::HeapHeader*>(heap)->abort_of(generation_);
-    }
+    DEEP_EP_DEVICE u64* abort_word(wire::NearPart& near) const { return &near.abort_of(generation_); }
+    DEEP_EP_DEVICE u64* own_abort_word() const { return abort_word(*peers().near); }
     DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) >= generation_ ? word : 0; }
     // The abort word if it is of this generation, or of a newer one that other ranks have begun; otherwise 0.
-    DEEP_EP_DEVICE u64 aborted() const {
-        return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local)));
-    }
+    DEEP_EP_DEVICE u64 aborted() const { return if_current(device::load_relaxed<Scope::kSystem>(own_abort_word())); }
 
     // One thread of the last block, after the barriers that join all loads of rows. A producer that gave up has let its
     // user overwrite the rows it had published, but before that it has exchanged the abort word into this heap.
@@ -502,7 +499,7 @@ class Operation {
     // stored by the exchange, or the exchange acquires from its release, and the rows are overwritten after they were
     // loaded (P12). Litmus: last_look.
     DEEP_EP_DEVICE void look_last() {
-        const u64 word = if_current(device::add_release<Scope::kSystem>(abort_word(peers().local), 0ull));
+        const u64 word = if_current(device::add_release<Scope::kSystem>(own_abort_word(), 0ull));
         if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
     }
 
@@ -519,10 +516,10 @@ class Operation {
     //
     // A masked rank notifies no other: the others continue without it and its failures (P17).
     DEEP_EP_DEVICE_CALL void tell(u64 word) {
-        const u64 before = if_current(device::exchange_acquire<Scope::kSystem>(abort_word(peers().local), word));
+        const u64 before = if_current(device::exchange_acquire<Scope::kSystem>(own_abort_word(), word));
         if (wire::abort_reason(before) == wire::kMasked) {
             word = before;
-            device::exchange_acquire<Scope::kSystem>(abort_word(peers().local), word);
+            device::exchange_acquire<Scope::kSystem>(own_abort_word(), word);
         }
         const bool alone = wire::abort_reason(word) == wire::kMasked;
 #pragma unroll 1
@@ -530,7 +527,7 @@ class Operation {
             if (alone || r == rank() || !mapped(r) || masked(r)) continue;
             // A peer that has moved on to another generation may have a failure of its own there, which must not be
             // erased. Relaxed: the peer and other ranks exchange the word; only the exchange below orders anything.
-            u64* const theirs = abort_word(fabric::address(peers(), r, 0));
+            u64* const theirs = abort_word(fabric::near_part(peers(), r));
             if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
             device::exchange_acquire<Scope::kSystem>(theirs, word);
         }

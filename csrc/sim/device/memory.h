@@ -18,11 +18,27 @@ void before_access(const void* address, const char* file, int line) {
     if (__builtin_expect(cpu::memory_switches, 0)) cpu::switch_point({file, line});
 }
 
+// A read-modify-write of host memory by a GPU: hosts may store between its two halves. Not under ThreadSanitizer, which
+// would take the halves for orders of their own. Returns false if this is not one.
+template <Scope S, class T, class Change>
+bool update_in_halves(T* address, Change change, T& old, const char* file, int line) {
+    if (cpu::kTsan || S != Scope::kSystem || __builtin_expect(!cpu::memory_switches, 1)) return false;
+    if (!cpu::begin_update(address, {file, line})) return false;
+    old = __atomic_load_n(address, __ATOMIC_ACQUIRE);
+    cpu::switch_point({file, line});
+    __atomic_store_n(address, change(old), __ATOMIC_RELEASE);
+    cpu::end_update(address);
+    return true;
+}
+
 // The fast build runs all threads of a rank in turns on one processor, so within a device nothing intervenes.
 template <Scope S, class T>
-T fetch_add(T* address, T value, int order) {
+T fetch_add(T* address, T value, int order, const char* file, int line) {
+    T old;
+    if (update_in_halves<S>(address, [=](T before) { return static_cast<T>(before + value); }, old, file, line))
+        return old;
     if (cpu::kExact || S == Scope::kSystem) return __atomic_fetch_add(address, value, order);
-    const T old = *address;
+    old = *address;
     *address = old + value;
     return old;
 }
@@ -63,19 +79,19 @@ void store_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
 template <Scope S, class T>
 T add_relaxed(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
-    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELAXED);
+    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELAXED, file, line);
 }
 
 template <Scope S, class T>
 T add_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
-    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELEASE);
+    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELEASE, file, line);
 }
 
 template <Scope S, class T>
 T add_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
-    return detail::fetch_add<S, T>(address, value, __ATOMIC_ACQ_REL);
+    return detail::fetch_add<S, T>(address, value, __ATOMIC_ACQ_REL, file, line);
 }
 
 #define DEEP_EP_COMPARE_AND_SWAP(function, order, failed)                                                           \
@@ -94,6 +110,8 @@ DEEP_EP_COMPARE_AND_SWAP(cas_acq_rel, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
 template <Scope S, class T>
 T exchange_acquire(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
+    T old;
+    if (detail::update_in_halves<S>(address, [=](T) { return value; }, old, file, line)) return old;
     return __atomic_exchange_n(address, value, __ATOMIC_ACQUIRE);
 }
 

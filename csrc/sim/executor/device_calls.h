@@ -49,6 +49,11 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, Site site);
 // Checks an access with a scope narrower than system: memory that other ranks, hosts or NICs access needs system scope.
 void check_scope(const void* address, Site site);
 
+// Whether a GPU would reach this address in host memory, so that hosts' stores can come between the read and the write
+// of a read-modify-write. If so, no other kernel updates it until end_update().
+bool begin_update(const void* address, Site site);
+void end_update(const void* address);
+
 u64 now_ns();
 
 // Ends everything with a SimtError that names the rule that the caller has broken.

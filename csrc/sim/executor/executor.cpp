@@ -195,6 +195,16 @@ void Executor::unshare_memory(const void* begin) {
     state_->scheduler.memory.remove(begin);
 }
 
+void Executor::map_host_memory(const void* begin, size_t bytes) {
+    Guard guard(state_->lock);
+    state_->scheduler.host_memory.add(begin, bytes, -1);
+}
+
+void Executor::unmap_host_memory(const void* begin) {
+    Guard guard(state_->lock);
+    state_->scheduler.host_memory.remove(begin);
+}
+
 unsigned Executor::warp_size() { return kWarpWidth; }
 
 void Executor::interrupts_are_checked() { FreeThreads::interrupts_are_checked(); }

@@ -118,6 +118,10 @@ class Executor {
     // scopes narrower than kSystem (unless the caller is the owner).
     void share_memory(const void* begin, size_t bytes, int owner);
     void unshare_memory(const void* begin);
+    // Declares host memory that kernels of GPUs would have mapped: under a random schedule, a read-modify-write there
+    // is atomic with respect to other kernels only; a host's store in the middle of it is lost.
+    void map_host_memory(const void* begin, size_t bytes);
+    void unmap_host_memory(const void* begin);
 
     // A host thread that waits outside a world calls `check` every 200 ms; its exceptions propagate out of wait().
     void set_interrupt_check(std::function<void()> check);

@@ -1,4 +1,5 @@
 // The executor as seen from a fiber: yielding, waiting, shared memory, failing.
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -109,6 +110,17 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, Site site) 
     if (kExact) tsan::as(tsan::executor_fiber(), [&] { std::memset(variable, kPoison, bytes); });
     return variable;
 }
+
+bool begin_update(const void* address, Site site) {
+    Scheduler& scheduler = Scheduler::get();
+    if (!current || !scheduler.host_memory.has(address)) return false;
+    const auto is_updated = [&] { return std::ranges::find(scheduler.updated, address) != scheduler.updated.end(); };
+    while (is_updated()) yield(site.file, site.line);
+    scheduler.updated.push_back(address);
+    return true;
+}
+
+void end_update(const void* address) { std::erase(Scheduler::get().updated, address); }
 
 void check_scope(const void* address, Site site) {
     if (current && Scheduler::get().memory.shared(address, rank_of(*current)))

@@ -16,13 +16,16 @@ void MemoryMap::remove(const void* begin) {
     if (found != ranges_.end()) ranges_.erase(found);
 }
 
-bool MemoryMap::shared(const void* address, int rank) const {
+const MemoryMap::Range* MemoryMap::find(const void* address) const {
     const u64 at = reinterpret_cast<u64>(address);
     auto after = [](u64 value, const Range& range) { return value < range.begin; };
     auto next = std::upper_bound(ranges_.begin(), ranges_.end(), at, after);
-    if (next == ranges_.begin()) return false;
-    const Range& range = *std::prev(next);
-    return at < range.end && range.owner != rank;
+    return next != ranges_.begin() && at < std::prev(next)->end ? &*std::prev(next) : nullptr;
+}
+
+bool MemoryMap::shared(const void* address, int rank) const {
+    const Range* const range = find(address);
+    return range != nullptr && range->owner != rank;
 }
 
 }  // namespace deep_ep::cpu

@@ -15,12 +15,15 @@ class MemoryMap {
     void remove(const void* begin);
     // Whether an access by `rank` at this address may meet accesses by threads of other ranks or by agents.
     bool shared(const void* address, int rank) const;
+    bool has(const void* address) const { return find(address) != nullptr; }
 
   private:
     struct Range {
         u64 begin, end;
         int owner;  // -1: shared by all ranks
     };
+    const Range* find(const void* address) const;
+
     std::vector<Range> ranges_;  // by begin
 };
 

@@ -273,6 +273,7 @@ void Scheduler::abandon() {
     ready_.clear();
     polling_.clear();
     to_start_.clear();
+    updated.clear();
     streams.for_each([](Stream& stream) { stream.abandon(); });
     agents_.clear();
     kernels_ = 0;

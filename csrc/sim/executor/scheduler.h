@@ -85,6 +85,8 @@ class Scheduler {
 
     Clock clock;
     MemoryMap memory;
+    MemoryMap host_memory;
+    std::vector<const void*> updated;  // words of host memory between the halves of a read-modify-write
     u64 collectives = 0, barriers = 0;
 
     StreamTable streams;

@@ -49,4 +49,14 @@ void CpuMemory::release_words(const std::vector<uint64_t*>& words, uint64_t valu
     for (uint64_t* word : words) __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
+void declare_near_part(Heap& heap) {
+    cpu::Executor::get().share_memory(heap.base(), heap.bytes(), -1);
+    heap.keep({heap.base(), [](void* base) { cpu::Executor::get().unshare_memory(base); }});
+}
+
+void declare_host_memory(Heap& heap) {
+    cpu::Executor::get().map_host_memory(heap.base(), heap.bytes());
+    heap.keep({heap.base(), [](void* base) { cpu::Executor::get().unmap_host_memory(base); }});
+}
+
 }  // namespace deep_ep::host

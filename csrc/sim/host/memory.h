@@ -1,6 +1,7 @@
 // On a CPU all memory is plain, and kernels and host share it.
 #pragma once
 
+#include "host/heap/heap.h"
 #include "host/heap/memory.h"
 
 namespace deep_ep::host {
@@ -19,5 +20,10 @@ class CpuMemory : public Memory {
     void store_words(const std::vector<uint64_t*>& words, uint64_t value) override;
     void release_words(const std::vector<uint64_t*>& words, uint64_t value) override;
 };
+
+// Tells the executor what a heap's memory would be on GPUs, as long as the heap exists: words that other ranks' kernels
+// and hosts access, or host memory.
+void declare_near_part(Heap& heap);
+void declare_host_memory(Heap& heap);
 
 }  // namespace deep_ep::host

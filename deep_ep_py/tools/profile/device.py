@@ -89,11 +89,16 @@ class PtxDevice(CpuDevice):
                 with compiling():
                     self._kernels.add(name, key, *self._images.get(name, key))
 
-    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
+    def make_runtime(
+        self, options: C.BufferOptions, heaps: list[C.Heap], near: list[C.Heap | None], network: C.NetworkOptions
+    ) -> C.Runtime:
         """Make a runtime over the executor that interprets the kernels."""
         for rank, heap in enumerate(heaps):
             C.ptx.add_heap(heap.base, heap.bytes, rank)
-        return C.Runtime(options, heaps, network, self._kernels)
+        for rank, part in enumerate(near):
+            if part is not None:
+                C.ptx.add_heap(part.base, part.bytes, rank)
+        return C.Runtime(options, heaps, near, network, self._kernels)
 
 
 @contextmanager

@@ -141,7 +141,11 @@ def _kept_secret() -> bytes:
 
 
 def exchange_heaps(
-    bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int, int], Any], make_copy: Callable[[], Any]
+    bootstrap: Bootstrap,
+    heap: Any,
+    map_heap: Callable[[int, int, int], Any],
+    make_copy: Callable[[], Any],
+    reached: Sequence[bool] | None = None,
 ) -> list[Any]:
     """Give every rank access to every rank's heap, or to a copy of its control pages.
 
@@ -159,6 +163,8 @@ def exchange_heaps(
         Maps a peer's heap from its descriptor, its size, and the number of bytes that exist.
     make_copy : callable
         Allocates memory for a copy of a rank's control pages.
+    reached : sequence of bool, optional
+        Ranks whose heaps are mapped between processes of one machine; the others get copies. None means all.
 
     Returns
     -------
@@ -172,10 +178,16 @@ def exchange_heaps(
     """
     if not isinstance(bootstrap, Connections):
         return bootstrap.all_gather(heap)
-    heaps = [make_copy() if bootstrap.is_far(rank) else heap for rank in range(bootstrap.size)]
-    descriptors = bootstrap.exchange_descriptors(heap.descriptor)
+    heaps: list[Any] = [heap] * bootstrap.size
+    for rank in range(bootstrap.size):
+        if bootstrap.is_far(rank) or not (reached is None or reached[rank] or rank == bootstrap.rank):
+            heaps[rank] = make_copy()
+    with open(os.devnull) as nothing:  # for a heap that no other process maps
+        descriptors = bootstrap.exchange_descriptors(nothing.fileno() if heap.descriptor < 0 else heap.descriptor)
     try:
         for rank, descriptor in descriptors.items():
+            if reached is not None and not reached[rank]:
+                continue
             try:
                 heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
             except RuntimeError as error:

@@ -170,8 +170,7 @@ class Watcher {
     }
 
     const u64* abort_word(u32 rank) const {
-        auto* const header = reinterpret_cast<wire::HeapHeader*>(runtime_.heap_base(static_cast<int>(rank)));
-        return &header->abort_of(runtime_.generation());
+        return &runtime_.near_parts().of(static_cast<int>(rank))->abort_of(runtime_.generation());
     }
 
     const host::Runtime& runtime_;

@@ -95,8 +95,9 @@ struct World {
             const auto make_teller = [](const uint64_t* claimed, Teller::Others others) {
                 return std::make_unique<ToldTeller>(claimed, std::move(others));
             };
-            controls[rank] = std::make_unique<MachinesControl>(rank, copies[rank], kLayout, memory, make_teller,
-                                                               meshes[rank], std::make_unique<LateMemory>());
+            controls[rank] =
+                std::make_unique<MachinesControl>(rank, copies[rank], NearParts(), kLayout, memory, make_teller,
+                                                  meshes[rank], std::make_unique<LateMemory>());
         }
     }
     // Closes connections as the end of a process does.
@@ -206,7 +207,7 @@ void forgeries(bool repeated) {
     expect(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, "no sockets");
     const auto mesh = std::make_shared<Mesh>(std::vector<Mesh::End>{{1, pair[0], "b", key_of(0, 1), key_of(1, 0)}});
     close(pair[0]);
-    MachinesControl control(0, pages, kLayout, memory, nullptr, mesh, std::make_unique<CpuMemory>());
+    MachinesControl control(0, pages, NearParts(), kLayout, memory, nullptr, mesh, std::make_unique<CpuMemory>());
     const auto send = [&](u64 number, const Abort& abort, const TagKey& key) {
         const Frame frame{sizeof(abort), kAbort, number};
         const Tag tag = tag_of(key, frame, &abort);

@@ -11,6 +11,7 @@
 #include "low_latency.h"
 #include "machines.h"
 #include "masks.h"
+#include "near_part.h"
 #include "normal_mode.h"
 #include "posters.h"
 #include "quiet.h"
@@ -121,6 +122,7 @@ int main(int argc, char** argv) {
          }},
         {"fields", fields::run},
         {"barriers", barriers::run},
+        {"near part", near_part::run},
         {"machines", machines::run},
         {"sender", sender::run},
         // More queue pairs than threads in a block, in the exact build too.

@@ -73,10 +73,11 @@ struct WordPlace {
 
 // State that the ranks of a Buffer share besides memory.
 struct World {
-    explicit World(u32 ranks = kRanks) : heaps(ranks), host_words(ranks) {}
+    explicit World(u32 ranks = kRanks) : heaps(ranks), near(ranks), host_words(ranks) {}
 
     std::vector<std::shared_ptr<host::Heap>> heaps;
-    std::vector<wire::HostWords> host_words;  // by rank, of the first generation
+    std::vector<std::shared_ptr<host::Heap>> near;  // null where all ranks are mapped: then it is in the heap
+    std::vector<wire::HostWords> host_words;        // by rank, of the first generation
     wire::HeapLayout layout;
     std::atomic<u32> arrived{0};
 
@@ -151,10 +152,16 @@ class Buffer {
         const wire::HeapLayout layout = host::Runtime::heap_layout(options);
         const auto own = host::Heap::make_plain(layout.bytes());
         world.heaps[rank] = own;
+        if (options.has_remote) {
+            world.near[rank] = host::Heap::make_plain(wire::kPage);
+            host::declare_near_part(*world.near[rank]);
+            host::declare_host_memory(*own);
+        }
         if (rank == 0) world.layout = layout;
         meet(world);
         std::vector<std::shared_ptr<host::Heap>> heaps;
         for (u32 peer = 0; peer < setup.nodes.ranks; ++peer) heaps.push_back(parts.mapped(peer, world.heaps[peer]));
+        const host::NearParts near(heaps, near_parts(world));
         meet(world);  // all have read them, so they may be replaced
         host::NetworkPlace place{};
         place.rank = options.rank;
@@ -178,18 +185,18 @@ class Buffer {
                                                                                       host::Teller::Others others) {
             return std::make_unique<host::TellerAgent>(r, claimed, std::move(others), memory());
         };
-        const auto make_control = [r = options.rank, heaps, layout, make_teller](host::Memory& memory) {
+        const auto make_control = [r = options.rank, heaps, near, layout, make_teller](host::Memory& memory) {
             std::vector<std::shared_ptr<uint8_t>> pages;
             for (const auto& heap : heaps) pages.emplace_back(heap, heap->base());
-            return std::make_unique<host::SharedControl>(r, std::move(pages), layout, memory, make_teller);
+            return std::make_unique<host::SharedControl>(r, std::move(pages), near, layout, memory, make_teller);
         };
         stream = std::make_shared<host::CpuLauncher>(options.rank, own->base(), layout.regions_offset());
         const auto make_warden = [make_control](host::WardenPost post) {
             return std::make_unique<host::WardenAgent>(std::move(post), std::make_unique<host::CpuMemory>(),
                                                        make_control);
         };
-        runtime_ = std::make_unique<host::Runtime>(options, own, heaps, std::move(parts.memory), parts.launcher(stream),
-                                                   make_control, make_warden, make_networks);
+        runtime_ = std::make_unique<host::Runtime>(options, own, heaps, near, std::move(parts.memory),
+                                                   parts.launcher(stream), make_control, make_warden, make_networks);
         world.host_words[rank] = runtime_->host_words();
         meet(world);
     }
@@ -243,6 +250,15 @@ class Buffer {
         expect(meeting.result == host::Meeting::kMet, "second meeting");
         runtime().publish(generation, lost);
         return 0;
+    }
+    // GPUs that a proxy joins may be apart, so that a host does not reach the near parts of all ranks.
+    std::vector<std::shared_ptr<host::Heap>> near_parts(const World& world) const {
+        std::vector<std::shared_ptr<host::Heap>> parts;
+        for (u32 peer = 0; setup.fabric != "peer" && peer < setup.nodes.ranks; ++peer) {
+            const bool reached = setup.fabric != "proxy" || route(peer) == "peer";
+            parts.push_back(reached ? world.near[peer] : nullptr);
+        }
+        return parts;
     }
     std::string route(u32 peer) const {
         const u32 per_node = setup.nodes.per_node;

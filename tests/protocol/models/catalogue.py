@@ -11,6 +11,7 @@ from .explore import Model, explore
 from .failures import Failures, Passing
 from .masking import Masking
 from .masks import Masks
+from .near_part import Looks
 from .orders import Orders, Replays
 from .outputs import Growth, Offers
 from .proxying import Commands, Messages
@@ -105,6 +106,7 @@ CASES = (
     Case("P15", Failures(), "told_or_not", 14, WRONG_ROWS),
     Case("P15", Failures(), "answers_first", 13, WRONG_ROWS),
     Case("P15", Failures(), "word_of_its_generation", 16, WRONG_ROWS),
+    Case("P15", Looks(), "near_part_is_on_the_gpu", 9, "rows that are not A's"),
     Case("P16", Recovery(), "sets_own_abort_word", 6, DEADLOCK),
     Case("P16", Recovery(), "waits_for_replays", 15, "A's replay 1 meets the peer's replay 0"),
     Case("P16", Recovery(), "makes_network_anew", 14, "A begins generation 3 with a signal of generation 1"),

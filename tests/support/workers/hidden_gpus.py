@@ -5,6 +5,7 @@ Buffers on GPUs of all kinds, with the path that joins the ranks, and what is sa
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import deep_ep_py as deep_ep
 import pretend_gpu
 from cases import Case
 from deep_ep_py.device import nvml
-from deep_ep_py.errors import CudaError
+from deep_ep_py.errors import CudaError, DeepEPError
 from harness import Trial, round_trip
 
 CASE = Case("hidden", 2, 20, hidden=264, topk=4, experts=8)
@@ -76,7 +77,7 @@ MACHINES = {
     "no NVML": Machine("proxy", {"LIBRARY": "libnone.so.1"}, {}, (UNKNOWN, "libnone.so.1", TO_DO)),
 }
 
-WITH_ROWS = ("PCIe", "a map fails on one")
+WITH_ROWS = ("PCIe", "a map fails on one", "nothing can be exported")
 """Where the proxy's rows are checked, too, which takes longer."""
 
 
@@ -103,6 +104,19 @@ def check_share(device: Any, sharers: int) -> None:
     assert device.max_blocks == whole // sharers, (device.max_blocks, whole, sharers)
 
 
+def check_abort(rank: int) -> None:
+    """Check that a host's failure ends a wait of a rank whose abort word it does not reach."""
+    with make(explicitly_destroy=True) as buffer:
+        dist.barrier()
+        begin = time.monotonic()
+        if rank == 0:
+            buffer.abort()
+        with pytest.raises(DeepEPError, match="" if rank == 0 else "rank 0"):
+            round_trip(buffer, rank, Trial.of(CASE), 2)
+        assert time.monotonic() < begin + 30, "it took as long as a timeout"
+        dist.barrier()
+
+
 def check(machine: Machine, rank: int, has_rows: bool) -> None:
     if has_rows:
         with make() as buffer:
@@ -114,6 +128,8 @@ def check(machine: Machine, rank: int, has_rows: bool) -> None:
                     round_trip(buffer, rank, Trial.of(CASE), 6)  # a GPU of the stand-in holds 8
     if machine.path == "peer":
         return
+    if has_rows:
+        check_abort(rank)
     with pytest.raises(ValueError) as info:
         make(fabric="peer")
     told = str(info.value)

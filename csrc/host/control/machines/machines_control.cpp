@@ -14,10 +14,10 @@ constexpr u64 kConfirmNs = 1'000'000'000;
 
 }  // namespace
 
-MachinesControl::MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
-                                 Memory& own_memory, MakeTeller make_teller, std::shared_ptr<Mesh> mesh,
-                                 std::unique_ptr<Memory> memory)
-    : SharedControl(rank, std::move(pages), layout, own_memory, std::move(make_teller), mesh->ranks()),
+MachinesControl::MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, NearParts near,
+                                 const wire::HeapLayout& layout, Memory& own_memory, MakeTeller make_teller,
+                                 std::shared_ptr<Mesh> mesh, std::unique_ptr<Memory> memory)
+    : SharedControl(rank, std::move(pages), std::move(near), layout, own_memory, std::move(make_teller), mesh->ranks()),
       mesh_(std::move(mesh)),
       memory_(std::move(memory)) {
     mesh_->listen(this);

@@ -15,9 +15,9 @@ class MachinesControl final : public SharedControl, private Mesh::Listener {
   public:
     // `pages`: copies for the ranks that the mesh connects. `memory`: for the mesh's thread, and for actions of other
     // threads than the launching one.
-    MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
-                    Memory& own_memory, MakeTeller make_teller, std::shared_ptr<Mesh> mesh,
-                    std::unique_ptr<Memory> memory);
+    MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, NearParts near,
+                    const wire::HeapLayout& layout, Memory& own_memory, MakeTeller make_teller,
+                    std::shared_ptr<Mesh> mesh, std::unique_ptr<Memory> memory);
     ~MachinesControl() override { mesh_->listen(nullptr); }
 
     void tell_failure(uint64_t word, uint32_t generation) override;
