@@ -123,6 +123,33 @@ def _pinned_atomics(gpu: _Gpu) -> Finding:
     return {"pinned_atomics": "atomic" if words.load(1) == total else f"{total - words.load(1)} of {total} lost"}
 
 
+def _stores_among_atomics(gpu: _Gpu) -> Finding:
+    """Find whether a host's stores stay while a kernel adds to the word: by copies to the GPU, or in host memory."""
+    turns, most = 20_000, 200
+    launcher, words = gpu.launcher("plain", 1), gpu.memory.pinned_words(3)
+    heap = gpu.cuda.make_heap(gpu.context, 2 << 20, 2 << 20, 4096, False)
+
+    def store_and_load(place: str, value: int) -> int:
+        if place == "gpu":
+            gpu.memory.store_words([heap.base], value)
+            return int(gpu.memory.load_word(heap.base))
+        words.store(1, value)
+        return int(words.load(1))
+
+    found = {}
+    for place, address in (("gpu", heap.base), ("pinned", words.address(1))):
+        words.store(0, turns)  # the kernel waits for no other
+        words.store(2, 0)
+        serial = gpu.launch(launcher, words.address(0), address, turns, words.address(2))
+        stored = lost = 0
+        while stored < most and not launcher.finished(serial):
+            stored += 1
+            lost += store_and_load(place, stored << 40) < stored << 40
+        launcher.wait(serial)
+        found[place] = f"{lost} of {stored} lost" if lost or not stored else "stay"
+    return {"stores_among_atomics": found}
+
+
 def _heaps(gpu: _Gpu) -> Finding:
     """Find whether a heap's words are clear although its memory was used before, and whether the rest is dirty."""
     size, cleared = 2 << 20, 4096
@@ -158,6 +185,7 @@ def _mapping_beside_a_kernel(gpu: _Gpu) -> Finding:
 _QUESTIONS: tuple[Callable[[_Gpu], Finding], ...] = (
     _side_by_side,
     _pinned_atomics,
+    _stores_among_atomics,
     _heaps,
     _import,
     _mapping_beside_a_kernel,
@@ -199,7 +227,8 @@ def observe(
     dict
         `gpu`: name of the GPU, once it could be used. `launch`: "cooperative", "plain", or None if ranks cannot share
         this GPU. `side_by_side`: for each kind of launch, how many kernels that waited for each other completed.
-        `pinned_atomics`: "atomic", or what was lost. `heap_words_clear`, `memory_is_handed_out_dirty`, `heap_import`,
+        `pinned_atomics`: "atomic", or what was lost. `stores_among_atomics`: "stay", or what was lost, by the place of
+        the word: "gpu" or "pinned". `heap_words_clear`, `memory_is_handed_out_dirty`, `heap_import`,
         `mapping_beside_a_kernel`: bool. `errors`: what was raised, or a note that findings stopped coming. Keys without
         an answer are absent.
     """

@@ -23,6 +23,7 @@ GOOD = {
     "side_by_side": {"cooperative": 8, "plain": 8},
     "launch": "cooperative",
     "pinned_atomics": "atomic",
+    "stores_among_atomics": {"gpu": "stay", "pinned": "stay"},
     "heap_words_clear": True,
     "memory_is_handed_out_dirty": True,
     "heap_import": True,
