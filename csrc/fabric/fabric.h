@@ -24,8 +24,8 @@ DEEP_EP_DEVICE u8* address(const Peers& peers, u32 to, u64 offset) {
     return mapped(peers, to) ? peers.base[to] + offset : nullptr;
 }
 
-// The near part of a mapped rank's heap.
-DEEP_EP_DEVICE wire::NearPart& near_part(const Peers& peers, u32 of) { return *peers.nears[of]; }
+// An address in the near part of a mapped rank's heap.
+DEEP_EP_DEVICE u8* near_address(const Peers& peers, u32 to, u64 offset) { return peers.nears[to] + offset; }
 
 namespace detail {
 

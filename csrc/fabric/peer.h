@@ -11,9 +11,8 @@ namespace deep_ep::fabric::peer {
 // threads ordered before it by a barrier. Litmus: bar_then_release, mp_release_acquire_sys.
 DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word, u64 amount = wire::kUnit) {
     // The word has one writer: this rank. It is an add and not a store, so that no thread must remember the total. Over
-    // NVLink it is native (paths between GPUs where it is not are refused). In pinned host memory, where heaps are next
-    // to a proxy, only one GPU adds to it, atomically among its threads: `gpu-lab` tests this as `pinned_atomics`.
-    device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), amount);
+    // NVLink it is native (paths between GPUs where it is not are refused).
+    device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.nears[to] + word.offset), amount);
 }
 
 // Warp-collective: copies the pieces, then signals.

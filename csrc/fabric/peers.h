@@ -2,8 +2,8 @@
 #pragma once
 
 #include "device/device.h"
+#include "wire/far_words.h"
 #include "wire/heap_layout.h"
-#include "wire/host_words.h"
 
 namespace deep_ep::fabric {
 
@@ -20,17 +20,17 @@ static_assert(kUnreached >= kMaxRoutes, "must not be the position of a fabric");
 struct Peers {
     u32 rank;
     u32 ranks;
-    u8* local;                     // this rank's heap
-    u8* const* base;               // [ranks] the peers' heaps; null if a peer is not reachable by loads and stores
-    wire::NearPart* near;          // the near part of this rank's heap
-    wire::NearPart* const* nears;  // [ranks] those of the peers; null where `base` is
-    const Route* route;            // [ranks] kMapped if `base` is not null, kUnreached if nothing is ever sent
+    u8* local;           // this rank's heap
+    u8* const* base;     // [ranks] the peers' heaps; null if a peer is not reachable by loads and stores
+    u8* near;            // the near part of this rank's heap
+    u8* const* nears;    // [ranks] those of the peers; null where `base` is
+    const Route* route;  // [ranks] kMapped if `base` is not null, kUnreached if nothing is ever sent
     // [ranks] bytes of each heap that are backed by memory here. The host raises them while kernels run (P10).
     const u64* mapped_bytes;
     // By route: the fabric's state in device memory; null if it reaches no rank.
     void* states[kMaxRoutes];
     wire::HeapLayout heap;
-    wire::HostWords host_words;  // this rank's signal words that are not in its heap
+    wire::FarWords far_words;  // this rank's signal words that are in the far part
 };
 
 // Local completion of the puts of one operation, for fabrics that count them: a put has completed once its pieces have

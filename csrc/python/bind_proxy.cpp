@@ -41,7 +41,6 @@ NetworkPlace place_of(int rank, Memories& memories, std::string provider) {
     }
     place.generation = 1;
     place.memory = &memories.memory;
-    place.host_words = place.own_heap() + place.layout.bank_offset(0);  // there is room in the heap
     place.provider = std::move(provider);
     return place;
 }

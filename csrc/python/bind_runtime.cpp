@@ -396,6 +396,7 @@ void bind_runtime(py::module_& m) {
         NoGil(), "Return the libfabric providers that the proxy can use here, best first.");
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
     m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
+    m.def("near_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).near_bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
         .def(py::init(&make_runtime_on_cpu), py::arg("options"), py::arg("heaps"), py::arg("near"), py::arg("network"),
@@ -497,7 +498,7 @@ void bind_runtime(py::module_& m) {
         .def(
             "abort_word",
             [](const Runtime& runtime, int rank) {
-                wire::NearPart* const near = runtime.near_parts().of(rank);
+                auto* const near = reinterpret_cast<wire::HeapHeader*>(runtime.near_parts().of(rank));
                 return reinterpret_cast<uint64_t>(near ? &near->abort_of(runtime.generation()) : nullptr);
             },
             "Return the address of a rank's abort word in this generation; 0 if it is not reached from here.")

@@ -61,12 +61,10 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
     if (const auto mesh = network.mesh) {
         place.ended = [mesh](u32 rank) { return mesh->state(static_cast<int>(rank)) != host::Mesh::State::kHeard; };
     }
-    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation,
-                   uint8_t* host_words) {
+    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation) {
         host::NetworkPlace here = place;
         here.memory = &memory;
         here.generation = generation;
-        here.host_words = host_words;
         return host::Networks(here, routes);
     };
 }

@@ -2,10 +2,14 @@
 //
 //   control pages | bank 0 | bank 1 | scratch | region 0 | ... | region D-1 | arena (outputs)
 //
-// A heap has a near part and a far part. The near part is in memory of the rank's GPU, and only kernels of ranks that
-// map it, and hosts that reach it, access it. The far part is where NICs and proxies reach it, which may be pinned host
-// memory. Offsets are those in the far part, of which the near part is the piece in the header, unless it is an
-// allocation of its own: see NearPart.
+// A heap has two parts, which coincide where all ranks are mapped or a NIC reaches GPU memory. Otherwise the near part
+// is an allocation of its own, in memory of the rank's GPU: a second beginning of the heap, up to the scratch, of which
+// the abort words and the banks are used. Only kernels of ranks that map it, and hosts that reach it, access it. The
+// far part is where NICs and proxies reach it, which may be pinned host memory. There a read-modify-write by a GPU and
+// a store by a host are not atomic with respect to each other: a kernel's last look would write back the value from
+// before a host's store, and a failure would be lost (P15). The abort words of the far part receive what hosts that do
+// not reach the near part have to tell, and this rank's host passes it on; its banks have the words of
+// wire/far_words.h.
 //
 // The control pages (header, recovery words and masks) hold what hosts exchange and what kernels report about failures;
 // no put targets them. A bank holds the signal words of one generation of operations. Adjacent generations use
@@ -49,26 +53,18 @@ struct alignas(kLine) AbortWord {
 };
 static_assert(sizeof(AbortWord) == kLine, "the abort word has its lines to itself");
 
-// The words that kernels read-modify-write while hosts store them. In host memory these two are not atomic with respect
-// to each other: a kernel's last look would write back the value from before a host's store, and the failure is lost
-// (P15). Therefore, where the far part is in host memory, the near part is an allocation of its own. The one in the
-// header then receives what hosts that do not reach that allocation have to tell, and this rank's host passes it on.
-struct NearPart {
+struct HeapHeader {
+    u64 announcement;         // see announcement(); stored by this rank's kernels, loaded by other ranks' hosts
+    u64 compiling;            // nonzero while this rank's host prepares kernels; loaded by other ranks' hosts
+    u64 left;                 // nonzero once this rank will store to no heap again; loaded by other ranks' hosts
+    u64 waiting;              // see waiting_word(); stored by this rank's kernels, loaded by other ranks' hosts
+    u64 mail;                 // changes when another rank's host has stored its mask here; loaded by this rank's host
     AbortWord abort[kBanks];  // by generation
+    MaskedRanks masked;
 
     constexpr u64& abort_of(u32 generation) { return abort[generation % kBanks].value; }
 };
-
-struct HeapHeader {
-    u64 announcement;  // see announcement(); stored by this rank's kernels, loaded by other ranks' hosts
-    u64 compiling;     // nonzero while this rank's host prepares kernels; loaded by other ranks' hosts
-    u64 left;          // nonzero once this rank will store to no heap again; loaded by other ranks' hosts
-    u64 waiting;       // see waiting_word(); stored by this rank's kernels, loaded by other ranks' hosts
-    u64 mail;          // changes when another rank's host has stored its mask here; loaded by this rank's host
-    NearPart near;
-    MaskedRanks masked;
-};
-static_assert(sizeof(HeapHeader) == kLine + sizeof(NearPart) + sizeof(MaskedRanks), "header");
+static_assert(sizeof(HeapHeader) == (1 + kBanks) * kLine + sizeof(MaskedRanks), "header");
 
 // Bounds the number of operations in progress at once (P2).
 constexpr u32 kMaxRegions = 16;
@@ -92,6 +88,7 @@ struct HeapLayout {
     constexpr u64 bank_offset(u32 generation) const { return control_bytes() + generation % kBanks * bank_bytes(); }
     // Pieces that are never read: networks write there if a message must carry a payload. One for each writing rank.
     constexpr u64 scratch_offset() const { return align_up(bank_offset(0) + kBanks * bank_bytes(), kPage); }
+    constexpr u64 near_bytes() const { return scratch_offset(); }
     constexpr u64 scratch_of(u32 rank) const { return scratch_offset() + rank * kPieceBytes; }
     constexpr u64 regions_offset() const { return align_up(scratch_of(ranks), kPage); }
     constexpr u64 arena_offset() const { return regions_offset() + regions * region_bytes; }

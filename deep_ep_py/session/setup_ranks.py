@@ -169,7 +169,7 @@ def make_runtime(
     if symmetric is not None:
         heaps, adopted = symmetric.make_heaps(bootstrap, heap_bytes, regions_offset, by_nics, copies)
     else:
-        near = _exchange_near_parts(bootstrap, device, topology) if by_nics else []
+        near = _exchange_near_parts(bootstrap, device, topology, C.near_bytes(options)) if by_nics else []
         heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
         heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics), copies)
     network = C.NetworkOptions(
@@ -195,11 +195,13 @@ def make_runtime(
     return runtime, regions_offset
 
 
-def _exchange_near_parts(bootstrap: Bootstrap, device: Device, topology: Topology) -> list[C.Heap | None]:
+def _exchange_near_parts(
+    bootstrap: Bootstrap, device: Device, topology: Topology, size: int
+) -> list[C.Heap | None]:
     """Make this rank's near part, and map those of the ranks whose memory this one uses. Collective."""
     reached = [device.maps_all or mapped for mapped in topology.mapped]
     exported = not bootstrap.in_process and sum(reached) > 1  # GPUs that are apart may not be able to export memory
-    near = device.make_heap(_PAGE, _PAGE, _PAGE, not exported, by_nics=False)
+    near = device.make_heap(size, size, size, not exported, by_nics=False)
     return exchange_heaps(bootstrap, near, partial(device.map_heap, by_nics=False), lambda: None, reached)
 
 

@@ -9,7 +9,7 @@ _WIRE = "wire/proxy.h"
 _RINGS = "host/network/proxy/command_rings.cpp"
 _SENDER = "host/network/proxy/sender.cpp"
 _RECEIVER = "host/network/proxy/receiver.cpp"
-_HOST_WORDS = "wire/host_words.h"
+_FAR_WORDS = "wire/far_words.h"
 _RECOVERY = "host/session/recovery.cpp"
 _POSTERS = "posters proxy"
 _RECOVER = ("recover proxy", "replays proxy")
@@ -259,16 +259,16 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # --- words of the host
     one(
-        "proxy: kernels look at the heap's words for those that their host stores",
-        _HOST_WORDS,
+        "proxy: kernels look at the near part's words for those that their host stores",
+        _FAR_WORDS,
         "(distance & (0 - bit))",
         "(distance & (0 - bit) & 0)",
         "fast",
         *PROXY,
     ),
     one(
-        "proxy: kernels look at the host's words for those of streams",
-        _HOST_WORDS,
+        "proxy: kernels look at the far part's words for those of streams",
+        _FAR_WORDS,
         "const u64 bit = kind < kOfRanks ? sources",
         "const u64 bit = kind < kSignals ? sources",
         "fast",
@@ -277,24 +277,24 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "proxy: a recovery clears no words of the host",
         _RECOVERY,
-        "        memory_->fill(words, 0, heap.bank_bytes());\n",
-        "        (void)words;\n",
+        "if (!near_.coincide()) memory_->fill(far, 0, heap.bank_bytes());",
+        "(void)far;",
         "fast",
         *_RECOVER,
     ),
     one(
         "proxy: a recovery clears the host's words of the first bank alone",
         _RECOVERY,
-        "u8* const words = host_words_.get() + generation % wire::kBanks",
-        "u8* const words = host_words_.get() + generation * 0",
+        "reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);",
+        "reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(0);",
         "fast",
         *_RECOVER,
     ),
     one(
         "proxy: totals of all generations in one bank",
         "host/network/proxy/progress.cpp",
-        "place.generation % wire::kBanks * place.layout.bank_bytes()",
-        "place.generation * 0 * place.layout.bank_bytes()",
+        "place.layout.bank_offset(place.generation)",
+        "place.layout.bank_offset(0)",
         "fast",
         *_RECOVER,
     ),

@@ -24,8 +24,8 @@ MUTANTS = (
     one(
         "near: abort words in host memory",
         "host/heap/near_parts.h",
-        "parts_.push_back(own_.empty() ? in_header : at(own_[rank]));",
-        "parts_.push_back(in_header);",
+        "bases_.push_back(own_.empty() ? heaps[rank]->base() : base_of(own_[rank]));",
+        "bases_.push_back(heaps[rank]->base());",
         "fast",
         "near part",
     ),
@@ -49,8 +49,8 @@ MUTANTS = (
     one(
         "near: a failure is told in the header of a peer's far part",
         "kernels/common/operation.h",
-        "abort_word(fabric::near_part(peers(), r));",
-        "abort_word(reinterpret_cast<wire::HeapHeader*>(fabric::address(peers(), r, 0))->near);",
+        "abort_word(fabric::near_address(peers(), r, 0));",
+        "abort_word(fabric::address(peers(), r, 0));",
         "fast",
         "two hops failing",
         "masks mixed",
@@ -58,11 +58,20 @@ MUTANTS = (
     one(
         "near: hosts store in the headers of far parts",
         "host/control/shared_control.cpp",
-        "near_parts_.in_headers() ? nullptr : near_parts_.of(rank);",
+        "near_parts_.coincide() ? nullptr : near_parts_.of(rank);",
         "nullptr;",
         "fast",
         "failing ibgda",
         "recover ibgda",
+    ),
+    one(
+        "near: signals of mapped ranks go to the far part",
+        "fabric/peer.h",
+        "peers.nears[to] + word.offset",
+        "peers.base[to] + word.offset",
+        "fast",
+        "low latency mixed",
+        "two hops ibgda",
     ),
     # --- kernels/common/operation.h
     silent(
@@ -289,7 +298,7 @@ MUTANTS = (
     one(
         "recovery: words not cleared",
         "host/session/recovery.cpp",
-        "memory_->fill(bank, 0, heap.bank_bytes());",
+        "memory_->fill(near, 0, heap.bank_bytes());",
         "",
         "fast",
         "recover",
@@ -309,7 +318,7 @@ MUTANTS = (
         "host/session/recovery.cpp",
         (
             ("    networks_ = {};  // before the next ones are made, so that no agent of the old ones remains\n", ""),
-            ("    networks_ = make_networks_(*memory_, reached, generation, host_words_.get());\n", ""),
+            ("    networks_ = make_networks_(*memory_, reached, generation);\n", ""),
         ),
         "exact",
         ("recover ibgda",),
@@ -350,8 +359,8 @@ MUTANTS = (
     one(
         "recovery: the first bank alone is cleared",
         "host/session/recovery.cpp",
-        "heap.bank_offset(generation);",
-        "heap.bank_offset(0);",
+        "near_.of(options_.rank) + heap.bank_offset(generation);",
+        "near_.of(options_.rank) + heap.bank_offset(0);",
         "fast",
         "recover",
         "recover ibgda",

@@ -3,16 +3,16 @@
 
 #include "host/control/control_plane.h"
 #include "host/heap/memory.h"
+#include "wire/far_words.h"
 #include "wire/heap_layout.h"
-#include "wire/host_words.h"
 
 namespace deep_ep::host {
 
 struct Progress {
     int rank;
     wire::HeapLayout heap;
-    const uint8_t* base;  // this rank's heap
-    wire::HostWords host_words;
+    const uint8_t* near;  // the near part of this rank's heap
+    wire::FarWords far_words;
 
     // The number of operations of a generation that a peer has finished, as far as known here (P4).
     uint64_t finished_by(Memory& memory, uint32_t generation, int peer) const {
@@ -20,7 +20,7 @@ struct Progress {
         for (u32 region = 0; region < heap.regions; ++region) {
             const uint64_t word =
                 heap.bank_offset(generation) + heap.word_in_bank(region, wire::kFree, static_cast<u32>(peer));
-            const u64* const place = host_words.place(base + word, wire::kFree, static_cast<u32>(peer));
+            const u64* const place = far_words.place(near + word, wire::kFree, static_cast<u32>(peer));
             uses += memory.load_word(reinterpret_cast<const uint64_t*>(place));
         }
         return uses / wire::kUnit;

@@ -22,9 +22,10 @@ SharedControl::SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pag
 }
 
 uint64_t* SharedControl::abort_word(int rank, uint32_t generation) const {
-    // With parts in the headers, the pages may map them a second time.
-    wire::NearPart* const near = near_parts_.in_headers() ? nullptr : near_parts_.of(rank);
-    return host_word((near != nullptr ? *near : header(rank)->near).abort_of(generation));
+    // Where the parts coincide, the pages may map them a second time.
+    uint8_t* const near = near_parts_.coincide() ? nullptr : near_parts_.of(rank);
+    return host_word(
+        (near != nullptr ? reinterpret_cast<wire::HeapHeader*>(near) : header(rank))->abort_of(generation));
 }
 
 void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
@@ -52,7 +53,7 @@ std::unique_ptr<Teller> SharedControl::new_teller(const uint64_t* claimed, uint3
                                                   std::function<void(uint64_t)> further) const {
     std::vector<uint64_t*> words;
     for (const int rank : ranks) words.push_back(abort_word(rank, generation));
-    uint64_t* const told = near_parts_.in_headers() ? nullptr : host_word(header(rank_)->near.abort_of(generation));
+    uint64_t* const told = near_parts_.coincide() ? nullptr : host_word(header(rank_)->abort_of(generation));
     return make_teller_(claimed,
                         {rank_, generation, std::move(words), std::move(further), told, abort_word(rank_, generation)});
 }

@@ -59,7 +59,7 @@ class SharedControl : public ControlPlane {
     // Stores the stage that `rank` has reached in the pages of the ranks `at`, the mask first.
     void store_stage(Memory& memory, const std::vector<int>& at, int rank, const wire::RankMask& mask,
                      uint64_t stage) const;
-    // Where this host tells a rank of a failure: in its near part, or where that rank's host finds it (wire::NearPart).
+    // Where this host tells a rank of a failure: in its near part, or in its far part, where that rank's host finds it.
     uint64_t* abort_word(int rank, uint32_t generation) const;
 
   private:

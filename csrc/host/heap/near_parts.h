@@ -5,34 +5,30 @@
 #include <vector>
 
 #include "host/heap/heap.h"
-#include "wire/heap_layout.h"
 
 namespace deep_ep::host {
 
 class NearParts {
   public:
-    NearParts() = default;  // in the headers
-    // `own`: by rank, the memory that holds nothing but its near part, null where this process does not reach it; empty
-    // if the near parts are in the headers of the heaps.
+    NearParts() = default;  // they coincide with the far parts, whose bases are not known here
+    // `own`: by rank, the memory of its near part, null where this process does not reach it; empty if the near parts
+    // coincide with the far parts, `heaps`.
     NearParts(const std::vector<std::shared_ptr<Heap>>& heaps, std::vector<std::shared_ptr<Heap>> own)
         : own_(std::move(own)) {
         for (size_t rank = 0; rank < heaps.size(); ++rank) {
-            wire::NearPart* const in_header = &reinterpret_cast<wire::HeapHeader*>(heaps[rank]->base())->near;
-            parts_.push_back(own_.empty() ? in_header : at(own_[rank]));
+            bases_.push_back(own_.empty() ? heaps[rank]->base() : base_of(own_[rank]));
         }
     }
 
     // Null: this process does not reach it.
-    wire::NearPart* of(int rank) const { return parts_[static_cast<size_t>(rank)]; }
-    bool in_headers() const { return own_.empty(); }
+    uint8_t* of(int rank) const { return bases_[static_cast<size_t>(rank)]; }
+    bool coincide() const { return own_.empty(); }
 
   private:
-    static wire::NearPart* at(const std::shared_ptr<Heap>& heap) {
-        return heap ? reinterpret_cast<wire::NearPart*>(heap->base()) : nullptr;
-    }
+    static uint8_t* base_of(const std::shared_ptr<Heap>& heap) { return heap ? heap->base() : nullptr; }
 
     std::vector<std::shared_ptr<Heap>> own_;  // keeps them mapped
-    std::vector<wire::NearPart*> parts_;
+    std::vector<uint8_t*> bases_;
 };
 
 }  // namespace deep_ep::host

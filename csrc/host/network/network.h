@@ -45,7 +45,6 @@ struct NetworkPlace {
     wire::HeapLayout layout;
     uint32_t generation;              // of the operations that it serves
     std::vector<bool> reached;        // per rank: whether through this network
-    uint8_t* host_words;              // both banks of wire::HostWords, for networks that store them
     Memory* memory;                   // allocates what it shares with kernels; outlives it
     bool kernels_on_cpu;              // kernels run on this process's executor
     bool in_process;                  // all ranks are threads of this process

@@ -11,16 +11,12 @@ namespace {
 struct Fabric {
     std::string name;
     MakeNetwork make;
-    bool host_stores_words;
 };
-
-template <class State>
-constexpr bool kHostStoresWords = requires { State::kHostStoresWords; };
 
 // By route.
 template <class... States>
 std::vector<Fabric> listed(const fabric::Fabrics<States...>*) {
-    return {{"peer", nullptr, false}, {States::kName, make_network<States>, kHostStoresWords<States>}...};
+    return {{"peer", nullptr}, {States::kName, make_network<States>}...};
 }
 std::vector<Fabric> fabrics() { return listed(static_cast<const fabric::Registry*>(nullptr)); }
 
@@ -32,11 +28,6 @@ fabric::Route route_named(const std::string& name) {
         if (known[route].name == name) return static_cast<fabric::Route>(route);
     }
     throw std::invalid_argument("route=\"" + name + "\": expected \"peer\" or the name of a fabric");
-}
-
-bool host_stores_words(fabric::Route route) {
-    const std::vector<Fabric> known = fabrics();
-    return route < known.size() && known[route].host_stores_words;
 }
 
 Networks::Networks(NetworkPlace place, const std::vector<fabric::Route>& routes) {

@@ -13,8 +13,6 @@ namespace deep_ep::host {
 
 // Returns the route for a name that callers use: "peer" or the name of a fabric. Throws std::invalid_argument.
 fabric::Route route_named(const std::string& name);
-// Whether this rank's host stores the signal words of ranks reached by `route` (wire/host_words.h).
-bool host_stores_words(fabric::Route route);
 
 class Networks {
   public:
@@ -38,8 +36,8 @@ class Networks {
 };
 
 // `memory`: allocates what the networks share with kernels. `routes`: by rank. `generation`: that of the operations to
-// come. `host_words`: as in NetworkPlace.
-using MakeNetworks = std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes,
-                                            uint32_t generation, uint8_t* host_words)>;
+// come.
+using MakeNetworks =
+    std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation)>;
 
 }  // namespace deep_ep::host

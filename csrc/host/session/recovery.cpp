@@ -29,7 +29,7 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
 void Runtime::connect(const wire::RankMask& mask, uint32_t generation) {
     const std::vector<fabric::Route> reached = routes(mask);
     networks_ = {};  // before the next ones are made, so that no agent of the old ones remains
-    networks_ = make_networks_(*memory_, reached, generation, host_words_.get());
+    networks_ = make_networks_(*memory_, reached, generation);
     control_->tell_address();
     memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
 }
@@ -92,15 +92,13 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
 void Runtime::clear_words(uint32_t generation) {
     if (generation >= kMaxGenerations) throw std::overflow_error("a Buffer can recover fewer than 2^20 times");
     const wire::HeapLayout heap = heap_layout(options_);
-    u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
-    // The abort word stays: it is either of an older generation, which is as good as clear, or already of this one.
-    memory_->fill(bank, 0, heap.bank_bytes());
-    // No totals of the previous generation are stored any more: its network no longer exists, and the new one has
-    // received nothing.
-    if (host_words_) {
-        u8* const words = host_words_.get() + generation % wire::kBanks * heap.bank_bytes();
-        memory_->fill(words, 0, heap.bank_bytes());
-    }
+    // The abort words stay: each is either of an older generation, which is as good as clear, or already of this one.
+    // No NIC adds to a word of the far part any more, and no host stores one: the network of the previous generation no
+    // longer exists, and the new one has received nothing.
+    u8* const near = near_.of(options_.rank) + heap.bank_offset(generation);
+    memory_->fill(near, 0, heap.bank_bytes());
+    u8* const far = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
+    if (!near_.coincide()) memory_->fill(far, 0, heap.bank_bytes());
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
     memory_->fill(slots_read_.get(), 0, slots_read() * sizeof(u32));
     control_->clear_announcement(generation);

@@ -33,14 +33,10 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       control_(make_control(*memory_)),
       launcher_(std::move(launcher)),
       mapped_(make_private<u8*>(heaps_.size())),
-      nears_(make_private<wire::NearPart*>(heaps_.size())),
+      nears_(make_private<u8*>(heaps_.size())),
       routes_(make_private<fabric::Route>(heaps_.size())),
       mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
-      host_words_(
-          std::any_of(options.routes.begin(), options.routes.end(), host_stores_words)
-              ? std::static_pointer_cast<u8>(memory_->make_polled(wire::kBanks * heap_layout(options).bank_bytes()))
-              : nullptr),
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
       remark_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
       claimed_(std::static_pointer_cast<u64>(memory_->make_polled(sizeof(u64)))),
@@ -56,7 +52,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       make_networks_(std::move(make_networks)) {
     *remark_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
-    std::vector<wire::NearPart*> nears(heaps_.size(), nullptr);
+    std::vector<u8*> nears(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
         if (options_.routes[r] != fabric::kMapped) continue;
         mapped[r] = heaps_[r]->base();
@@ -64,7 +60,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
         if (nears[r] == nullptr) throw std::logic_error("a mapped rank's near part is not mapped");
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
-    memory_->write(nears_.get(), nears.data(), nears.size() * sizeof(wire::NearPart*));
+    memory_->write(nears_.get(), nears.data(), nears.size() * sizeof(u8*));
     connect({}, generation_);
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
@@ -92,16 +88,12 @@ std::vector<fabric::Route> Runtime::routes(const wire::RankMask& mask) const {
     return routes;
 }
 
-// The words live as long as the Runtime, not the network: a graph that another thread replays during a recovery leaves
-// at once, but loads words before it knows that it must.
-wire::HostWords Runtime::host_words() const {
-    wire::HostWords words{};
-    if (!host_words_) return words;
-    const uint64_t in_heap = heap_base(options_.rank) + heap_layout(options_).bank_offset(0);
-    words.distance = reinterpret_cast<uint64_t>(host_words_.get()) - in_heap;
-    const std::vector<fabric::Route> reached = routes(mask_);
-    for (u32 rank = 0; rank < reached.size(); ++rank) {
-        if (host_stores_words(reached[rank])) words.sources.add(rank);
+wire::FarWords Runtime::far_words() const {
+    wire::FarWords words{};
+    if (near_.coincide()) return words;
+    words.distance = heap_base(options_.rank) - reinterpret_cast<uint64_t>(near_.of(options_.rank));
+    for (u32 rank = 0; rank < options_.routes.size(); ++rank) {
+        if (options_.routes[rank] != fabric::kMapped) words.sources.add(rank);
     }
     return words;
 }
@@ -118,7 +110,7 @@ void Runtime::write_context(uint64_t sequence) {
     context.peers.route = routes_.get();
     networks_.fill(context.peers);
     context.peers.heap = heap_layout(options_);
-    context.peers.host_words = host_words();
+    context.peers.far_words = far_words();
     context.sequence = sequence;
     context.base = base_.get();
     context.farewell = farewell_.get();

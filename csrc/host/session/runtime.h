@@ -220,7 +220,7 @@ class Runtime final : private FailureCount::Member {
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
     const NearParts& near_parts() const { return near_; }
     uint32_t generation() const { return generation_; }
-    wire::HostWords host_words() const;
+    wire::FarWords far_words() const;
 
   private:
     bool untold() const override;
@@ -251,9 +251,7 @@ class Runtime final : private FailureCount::Member {
     std::shared_ptr<Warden> warden() const;
     void set_warden(std::shared_ptr<Warden> warden);
     void tell_failure(uint64_t word);
-    Progress progress() const {
-        return {options_.rank, heap_layout(options_), heaps_[static_cast<size_t>(options_.rank)]->base(), host_words()};
-    }
+    Progress progress() const { return {options_.rank, heap_layout(options_), near_.of(options_.rank), far_words()}; }
     void write_context(uint64_t sequence);
     wire::Audience audience() const { return {options_.near_audience ? static_cast<u32>(options_.ranks_per_node) : 0}; }
     size_t slots_read() const { return heaps_.size() * static_cast<size_t>(options_.regions) * wire::kSlots; }
@@ -271,11 +269,10 @@ class Runtime final : private FailureCount::Member {
     std::atomic<uint64_t> launched_ns_{0};                // launched_ns()
     std::atomic<bool> in_graphs_{false};                  // some of its calls are part of graphs
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
-    const std::shared_ptr<wire::NearPart*> nears_;        // Context::peers.nears
+    const std::shared_ptr<u8*> nears_;                    // Context::peers.nears
     const std::shared_ptr<fabric::Route> routes_;         // Context::peers.route
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base
-    const std::shared_ptr<u8> host_words_;                // both banks of host_words()
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
     const std::shared_ptr<i64> remark_;                   // remark()
     const std::shared_ptr<u64> claimed_;                  // Context::claimed

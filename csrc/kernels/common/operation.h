@@ -136,7 +136,7 @@ class Operation {
     // A word of this rank, wherever it is. The Context alone determines its address, so the load of the word waits for
     // no other load.
     DEEP_EP_DEVICE const u64* word(u32 kind, u32 source) const {
-        return peers().host_words.place(peers().local + word_offset(kind, source), kind, source);
+        return peers().far_words.place(peers().near + word_offset(kind, source), kind, source);
     }
     // The value of a word once `puts` puts of this operation have arrived (P7).
     DEEP_EP_DEVICE u64 target(u32 kind, u32 source, u64 puts) const {
@@ -487,8 +487,10 @@ class Operation {
     DEEP_EP_DEVICE bool has_failed() const {
         return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_;
     }
-    DEEP_EP_DEVICE u64* abort_word(wire::NearPart& near) const { return &near.abort_of(generation_); }
-    DEEP_EP_DEVICE u64* own_abort_word() const { return abort_word(*peers().near); }
+    DEEP_EP_DEVICE u64* abort_word(u8* near) const {
+        return &reinterpret_cast<wire::HeapHeader*>(near)->abort_of(generation_);
+    }
+    DEEP_EP_DEVICE u64* own_abort_word() const { return abort_word(peers().near); }
     DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) >= generation_ ? word : 0; }
     // The abort word if it is of this generation, or of a newer one that other ranks have begun; otherwise 0.
     DEEP_EP_DEVICE u64 aborted() const { return if_current(device::load_relaxed<Scope::kSystem>(own_abort_word())); }
@@ -527,7 +529,7 @@ class Operation {
             if (alone || r == rank() || !mapped(r) || masked(r)) continue;
             // A peer that has moved on to another generation may have a failure of its own there, which must not be
             // erased. Relaxed: the peer and other ranks exchange the word; only the exchange below orders anything.
-            u64* const theirs = abort_word(fabric::near_part(peers(), r));
+            u64* const theirs = abort_word(fabric::near_address(peers(), r, 0));
             if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
             device::exchange_acquire<Scope::kSystem>(theirs, word);
         }

@@ -83,7 +83,7 @@ struct Alone {
 
     Alone() {
         context.peers.local = reinterpret_cast<u8*>(heap.data());
-        context.peers.near = &header().near;
+        context.peers.near = context.peers.local;
         context.peers.ranks = 1;
         context.peers.heap = {1, 1, 64, 0};
         context.sequence = Sequence{1, 0, 0}.word();
@@ -98,7 +98,7 @@ struct Alone {
 // A kernel that leaves at its entry is not an operation: other ranks' hosts must not find it announced as one.
 void run_entry(uint64_t seed, bool aborted) {
     Alone alone;
-    if (aborted) alone.header().near.abort_of(1) = wire::abort_word(1, wire::kTimeout, 0, -1);
+    if (aborted) alone.header().abort_of(1) = wire::abort_word(1, wire::kTimeout, 0, -1);
     std::vector<u32> entered(kThreads, 2);
     const EntryArgs args{alone.call(), entered.data()};
     planted::run_world(1, seed, [&](int) {
@@ -222,8 +222,7 @@ void run_masked_entry(uint64_t seed) {
         const int others = executor.add_agent(0, "the others", [&] {
             u64* const announcement = &alone.header().announcement;
             cpu::wait_until([&] { return load_relaxed<Scope::kSystem>(announcement) != 0; }, "the rank has looked");
-            exchange_acquire<Scope::kSystem>(&alone.header().near.abort_of(1),
-                                             wire::abort_word(1, wire::kMasked, 0, 0));
+            exchange_acquire<Scope::kSystem>(&alone.header().abort_of(1), wire::abort_word(1, wire::kMasked, 0, 0));
             store_release<Scope::kSystem>(free, wire::kUnit);
             cpu::wait_until([] { return false; }, "nothing more");
         });

@@ -170,7 +170,8 @@ class Watcher {
     }
 
     const u64* abort_word(u32 rank) const {
-        return &runtime_.near_parts().of(static_cast<int>(rank))->abort_of(runtime_.generation());
+        auto* const near = reinterpret_cast<wire::HeapHeader*>(runtime_.near_parts().of(static_cast<int>(rank)));
+        return &near->abort_of(runtime_.generation());
     }
 
     const host::Runtime& runtime_;
@@ -191,7 +192,8 @@ inline bool due(const Plan& plan, const World& world, const Ends& ends) {
     // The dispatch was the first operation; each use of a region adds one unit.
     const u64 operation = plan.in + 1, regions = world.layout.regions;
     const WordPlace place{1, static_cast<u32>(operation % regions), wire::kRead, plan.reader};
-    const u64* const word = place.in(world.layout, world.heaps[1]->base(), world.host_words[1]);
+    const auto& near = world.near[1] ? world.near[1] : world.heaps[1];
+    const u64* const word = place.in(world.layout, near->base(), world.far_words[1]);
     const u64 combines = operation / regions + (operation % regions != 0);
     return __atomic_load_n(word, __ATOMIC_RELAXED) >= combines * wire::kUnit;
 }

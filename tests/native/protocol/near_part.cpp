@@ -41,8 +41,10 @@ struct Rank {
     host::NearParts near{heaps, memory};
 
     Rank() { host::declare_host_memory(*heaps[0]); }
-    u64* own() { return &near.of(0)->abort_of(kGeneration); }
-    u64* in_header() { return &reinterpret_cast<wire::HeapHeader*>(heaps[0]->base())->near.abort_of(kGeneration); }
+    u64* own() { return abort_word(near.of(0)); }
+    u64* in_header() { return abort_word(heaps[0]->base()); }
+
+    static u64* abort_word(u8* part) { return &reinterpret_cast<wire::HeapHeader*>(part)->abort_of(kGeneration); }
 
     static constexpr u32 kGeneration = 3;
 };

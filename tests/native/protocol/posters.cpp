@@ -112,12 +112,7 @@ void run(uint64_t seed, const char* fabric, u32 blocks, u32 warps, u32 puts, con
         cpu::Executor& executor = cpu::Executor::get();
         host::CpuMemory host_memory;
         host::NetworkPlace place = heaps.place(rank, host_memory, kGeneration);
-        const u64 bank_bytes = sizes.layout.bank_bytes();
-        const auto host_words = host_memory.make_polled(wire::kBanks * bank_bytes);
-        place.host_words = static_cast<u8*>(host_words.get());
-        const u8* const bank = host::host_stores_words(by_network)
-                                   ? place.host_words + kGeneration % wire::kBanks * bank_bytes
-                                   : heaps[rank] + sizes.layout.bank_offset(kGeneration);
+        const u8* const bank = heaps[rank] + sizes.layout.bank_offset(kGeneration);
         std::vector<fabric::Route> routes(2, by_network);
         routes[static_cast<size_t>(rank)] = fabric::kMapped;
         const host::Networks network(place, routes);

@@ -65,19 +65,19 @@ inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
 struct WordPlace {
     u32 generation, region, kind, source;
 
-    const u64* in(const wire::HeapLayout& layout, const u8* heap, const wire::HostWords& host_words) const {
-        const u8* const in_heap = heap + layout.bank_offset(generation) + layout.word_in_bank(region, kind, source);
-        return host_words.place(in_heap, kind, source);
+    const u64* in(const wire::HeapLayout& layout, const u8* near, const wire::FarWords& far_words) const {
+        const u8* const in_near = near + layout.bank_offset(generation) + layout.word_in_bank(region, kind, source);
+        return far_words.place(in_near, kind, source);
     }
 };
 
 // State that the ranks of a Buffer share besides memory.
 struct World {
-    explicit World(u32 ranks = kRanks) : heaps(ranks), near(ranks), host_words(ranks) {}
+    explicit World(u32 ranks = kRanks) : heaps(ranks), near(ranks), far_words(ranks) {}
 
     std::vector<std::shared_ptr<host::Heap>> heaps;
     std::vector<std::shared_ptr<host::Heap>> near;  // null where all ranks are mapped: then it is in the heap
-    std::vector<wire::HostWords> host_words;        // by rank, of the first generation
+    std::vector<wire::FarWords> far_words;          // by rank, of the first generation
     wire::HeapLayout layout;
     std::atomic<u32> arrived{0};
 
@@ -153,7 +153,7 @@ class Buffer {
         const auto own = host::Heap::make_plain(layout.bytes());
         world.heaps[rank] = own;
         if (options.has_remote) {
-            world.near[rank] = host::Heap::make_plain(wire::kPage);
+            world.near[rank] = host::Heap::make_plain(layout.near_bytes());
             host::declare_near_part(*world.near[rank]);
             host::declare_host_memory(*own);
         }
@@ -174,11 +174,10 @@ class Buffer {
         }
         place.nic = setup.nic;
         const auto make_networks = [place](host::Memory& memory, const std::vector<fabric::Route>& routes,
-                                           u32 generation, u8* host_words) {
+                                           u32 generation) {
             host::NetworkPlace here = place;
             here.memory = &memory;
             here.generation = generation;
-            here.host_words = host_words;
             return host::Networks(here, routes);
         };
         const auto make_teller = [r = static_cast<int>(rank), memory = parts.tellers](const uint64_t* claimed,
@@ -197,16 +196,16 @@ class Buffer {
         };
         runtime_ = std::make_unique<host::Runtime>(options, own, heaps, near, std::move(parts.memory),
                                                    parts.launcher(stream), make_control, make_warden, make_networks);
-        world.host_words[rank] = runtime_->host_words();
+        world.far_words[rank] = runtime_->far_words();
         meet(world);
     }
 
     host::Runtime& runtime() { return *runtime_; }
     // One of this rank's signal words.
     const u64* word(u32 region, u32 kind, u32 source) {
-        const auto* const heap = reinterpret_cast<const u8*>(runtime().heap_base(static_cast<int>(rank)));
         return WordPlace{runtime().generation(), region, kind, source}.in(
-            host::Runtime::heap_layout(runtime().options()), heap, runtime().host_words());
+            host::Runtime::heap_layout(runtime().options()), runtime().near_parts().of(static_cast<int>(rank)),
+            runtime().far_words());
     }
     // All ranks have reached this point.
     void meet(World& world) { world.meet(++phase_); }

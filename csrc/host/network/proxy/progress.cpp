@@ -9,9 +9,7 @@ namespace {
 constexpr u32 kRings = 4;            // so that not all blocks of a GPU reserve slots through one word
 constexpr u32 kCommandsAtOnce = 16;  // taken from a ring before their messages are posted
 
-u8* bank_of(const NetworkPlace& place) {
-    return place.host_words + place.generation % wire::kBanks * place.layout.bank_bytes();
-}
+u8* bank_of(const NetworkPlace& place) { return place.own_heap() + place.layout.bank_offset(place.generation); }
 
 }  // namespace
 

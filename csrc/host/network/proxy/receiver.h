@@ -14,7 +14,7 @@ namespace deep_ep::host::proxy {
 
 class Receiver {
   public:
-    // `bank`: the words that this rank's host stores (wire/host_words.h). `hears`: whether a rank's messages count.
+    // `bank`: the words that this rank's host stores (wire/far_words.h). `hears`: whether a rank's messages count.
     Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, u32 rank, std::function<bool(u32 source)> hears);
 
     // Ignores repeats, messages of another generation, and messages from a rank that is not heard.

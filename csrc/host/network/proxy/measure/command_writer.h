@@ -37,7 +37,7 @@ class CommandWriter {
 // The word in this rank's bank that the measured puts of a source signal; it belongs to the first region.
 constexpr u32 kMeasuredWord = 0;
 inline const u64* measured_word(const NetworkPlace& place, u32 source) {
-    return reinterpret_cast<const u64*>(place.host_words + place.generation % wire::kBanks * place.layout.bank_bytes() +
+    return reinterpret_cast<const u64*>(place.own_heap() + place.layout.bank_offset(place.generation) +
                                         place.layout.word_in_bank(0, kMeasuredWord, source));
 }
 // The number of puts that the total in a word counts. Pairs with the proxy's release: their payload is visible.
