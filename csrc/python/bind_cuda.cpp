@@ -145,6 +145,7 @@ void bind_cuda(py::module_& module) {
         .def_property_readonly("ordinal", &PrimaryContext::ordinal)
         .def_property_readonly("name", &PrimaryContext::name)
         .def_property_readonly("architecture", &PrimaryContext::architecture)
+        .def_property_readonly("may_have_mps", &PrimaryContext::may_have_mps)
         .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors)
         .def_property_readonly(
             "orders_nic_writes",

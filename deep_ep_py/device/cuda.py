@@ -90,15 +90,18 @@ class CudaDevice:
         self._launcher = make_launcher(
             self.context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
         )
-        self.share(sharers)
+        self._set_share(sharers)
 
     def share(self, ranks: int) -> None:
-        """See `Device`. The GPU runs kernels of several processes at once under MPS."""
+        """See `Device`. Processes without MPS take turns on a GPU, which each then has to itself."""
+        if ranks > self._sharers and self.context.may_have_mps:
+            self._launcher.share(ranks)
+            self._set_share(ranks)
+
+    def _set_share(self, ranks: int) -> None:
         self._sharers = ranks
         self.max_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // ranks))
         self.blocks = min(_UNMEASURED_BLOCKS, self.max_blocks)
-        if not self._gathered:
-            self._launcher.share(ranks)
 
     def profiler_range(self, name: str) -> Callable[[], None] | None:
         """Open an NVTX range, which profilers such as Nsight Systems show."""

@@ -68,7 +68,7 @@ class Device(Protocol):
         """Open a range in the device's profiler, and return what closes it; None if it has no such profiler."""
 
     def share(self, ranks: int) -> None:
-        """Leave room for the kernels of so many ranks, which wait for each other, before anything is launched."""
+        """Limit launches, before the first, so that so many ranks' kernels, which wait for each other, fit at once."""
 
     def answer_about(self, gpu: str) -> GpuAnswer:
         """Return whether this GPU and another of this machine use each other's memory as kernels need it."""

@@ -43,8 +43,8 @@ class PretendGpu(CudaDevice):
         self._segments = Segments()
         weakref.finalize(self, self._segments.close).atexit = False
 
-    def share(self, ranks: int) -> None:
-        super().share(ranks)
+    def _set_share(self, ranks: int) -> None:
+        super()._set_share(ranks)
         self.blocks = 2
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
@@ -180,7 +180,6 @@ def take_compiled_probe() -> None:
 
 def install(compile_kernels: bool = True) -> None:
     """Let Buffers be made on the pretend GPU."""
-    os.environ.setdefault("DOUBLE_MULTIPROCESSORS", "132")  # room for the processes that share the GPU
     gc.freeze()  # a run of ranks collects garbage first, which need not look through all of torch
     if os.environ.get(INTERPRETED):
         jit.KernelCache = lambda: ptx_cache(over_stand_in=True).kernels  # type: ignore[assignment, misc]

@@ -86,6 +86,11 @@ int PrimaryContext::attribute(int which) const {
     return value;
 }
 
+bool PrimaryContext::may_have_mps() const {
+    int value = 0;
+    return Driver::get().device_attribute(&value, kMpsEnabled, device_) != kSuccess || value != 0;
+}
+
 std::string PrimaryContext::architecture() const {
     const int major = attribute(kComputeCapabilityMajor), minor = attribute(kComputeCapabilityMinor);
     // Hopper and later have instructions that only the architecture-specific target offers.

@@ -71,6 +71,9 @@ class PrimaryContext {
     std::string architecture() const;  // as NVRTC expects it: "sm_90a"
     int multiprocessors() const { return attribute(kMultiprocessorCount); }
     int attribute(int which) const;
+    // Whether processes share the GPU by MPS, so that their kernels run at the same time; also if an old driver cannot
+    // tell.
+    bool may_have_mps() const;
     // 32 hexadecimal digits, unique to the GPU.
     std::string uuid() const;
     // Whether the memory at a device address belongs to this GPU.

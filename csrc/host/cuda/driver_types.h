@@ -39,6 +39,7 @@ constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 constexpr int kCanUseHostPointer = 91;
 constexpr int kCooperativeLaunch = 95;
+constexpr int kMpsEnabled = 133;
 constexpr int kMaxSharedPerBlockOptin = 97;
 // Which running kernels see the writes of a NIC in the order in which it has made them: none (0), those of this GPU
 // (100), or those of every GPU (200).

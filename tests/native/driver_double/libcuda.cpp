@@ -14,6 +14,7 @@
 //   DOUBLE_LARGEST  bytes: allocating a larger piece of a heap fails for lack of memory
 //   DOUBLE_QUERIES  how many times an event reports that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  number of multiprocessors
+//   DOUBLE_MPS      processes share GPUs by MPS
 //   DOUBLE_DEVICES  how many GPUs this process sees
 //   DOUBLE_FIRST_GPU  which GPU of the machine is its first; the others follow, and after the machine's last comes its
 //                   first
@@ -191,6 +192,9 @@ Result cuDeviceGetAttribute(int* value, int which, Device device) {
         case kCanUseHostPointer:
             *value = std::getenv("DOUBLE_OLD") ? 0 : 1;
             return kSuccess;
+        case kMpsEnabled:
+            *value = std::getenv("DOUBLE_MPS") ? 1 : 0;
+            return std::getenv("DOUBLE_OLD") ? kInvalidValue : kSuccess;
         default:
             return kInvalidValue;
     }

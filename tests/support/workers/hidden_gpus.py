@@ -23,7 +23,6 @@ from harness import Trial, round_trip
 CASE = Case("hidden", 2, 20, hidden=264, topk=4, experts=8)
 NAMES = tuple(f"GPU-646f7562-6c65-203{gpu}-0000-000000000000" for gpu in (0, 1))
 UNKNOWN = "cannot be asked here, so they count as apart"
-MULTIPROCESSORS = "DOUBLE_MULTIPROCESSORS"
 FAIL, BROKEN, TO_DO = "DOUBLE_NVML_FAIL", "nvmlInit_v2=9", "let each process see both GPUs"
 
 
@@ -48,7 +47,8 @@ class Machine(NamedTuple):
 
 MACHINES = {
     "NVLink": Machine("peer", {}, {}, ()),
-    "one GPU for both": Machine("peer", {"DOUBLE_MACHINE": "1", FAIL: BROKEN, MULTIPROCESSORS: "4"}, {}, ()),
+    "one GPU for both": Machine("peer", {"DOUBLE_MACHINE": "1", FAIL: BROKEN}, {}, ()),
+    "one GPU for both by MPS": Machine("peer", {"DOUBLE_MACHINE": "1", FAIL: BROKEN, "DOUBLE_MPS": "1"}, {}, ()),
     "PCIe": Machine("proxy", {"DOUBLE_PCIE": "1"}, {}, ("are not native", "NVML", "nvidia-smi topo -p2p a")),
     "no P2P": Machine("proxy", {"DOUBLE_APART": "1"}, {}, ("cannot map", "NVML", "nvidia-smi topo -p2p r")),
     "one direction": Machine("proxy", {"DOUBLE_ONE_WAY": "1"}, {}, ("cannot map", "NVML")),
@@ -121,15 +121,18 @@ def check(machine: Machine, rank: int, has_rows: bool) -> None:
     if has_rows:
         with make() as buffer:
             assert buffer.paths[1 - rank] == machine.path, buffer.paths
-            check_share(buffer._engine.device, sharers=2 if machine is MACHINES["one GPU for both"] else 1)
+            share = "DOUBLE_MPS" in machine.both
+            check_share(buffer._engine.device, sharers=2 if share else 1)
             round_trip(buffer, rank, Trial.of(CASE), 2)
-            if machine is MACHINES["one GPU for both"]:
+            if share:
                 with pytest.raises(CudaError, match="at once for each of 2 ranks"):
                     round_trip(buffer, rank, Trial.of(CASE), 6)  # a GPU of the stand-in holds 8
     if machine.path == "peer":
         return
     if has_rows:
         check_abort(rank)
+        with pytest.raises(ValueError, match="enable_shrink=True: expected ranks on GPUs that all use each other's"):
+            make(fabric=["peer", "ibgda"], low_latency_mode=True, enable_shrink=True)
     with pytest.raises(ValueError) as info:
         make(fabric="peer")
     told = str(info.value)
