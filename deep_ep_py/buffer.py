@@ -78,7 +78,7 @@ class Buffer(V1Surface, NotCopied):
         Whether low-latency calls continue without a rank whose process has ended, or that does not arrive within 9/8 of
         `timeout` (4 times `timeout` if it is itself waiting for another rank). All ranks mask it. Its rows are missing,
         or zeros if it had already announced them, and its results are left out of sums. Such a Buffer supports only
-        low-latency calls.
+        low-latency calls. Processes on GPUs must all use each other's memory.
     comm : mpi4py.MPI.Comm, optional
         Used if `group` is None. The arguments up to here are in DeepEP 1.2.1's order. Versions without `use_fabric`
         have a different positional order: a call that passes all of theirs by position, up to `comm`, is recognized; in

@@ -142,6 +142,11 @@ def make_runtime(
             "enable_shrink=True: expected a fabric other than 'proxy' between processes: libfabric may still deliver "
             "what a rank sent before the others continued without it"
         )
+    if masks_ranks and topology.networks and not bootstrap.in_process and not device.maps_all:
+        raise ValueError(
+            "enable_shrink=True: expected ranks on GPUs that all use each other's memory (fabric='peer'): a rank is "
+            "masked only once its kernels know, and the host of one that is not mapped here does not reach them"
+        )
     rank, by_nics = topology.rank, bool(topology.networks)
     options = C.BufferOptions(
         rank=rank,
@@ -195,9 +200,7 @@ def make_runtime(
     return runtime, regions_offset
 
 
-def _exchange_near_parts(
-    bootstrap: Bootstrap, device: Device, topology: Topology, size: int
-) -> list[C.Heap | None]:
+def _exchange_near_parts(bootstrap: Bootstrap, device: Device, topology: Topology, size: int) -> list[C.Heap | None]:
     """Make this rank's near part, and map those of the ranks whose memory this one uses. Collective."""
     reached = [device.maps_all or mapped for mapped in topology.mapped]
     exported = not bootstrap.in_process and sum(reached) > 1  # GPUs that are apart may not be able to export memory

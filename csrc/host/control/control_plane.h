@@ -20,7 +20,8 @@ class ControlPlane {
     virtual ~ControlPlane() = default;
 
     // --- failures (P15)
-    // Notifies every rank, including this one, through the abort word of a generation. All of them have it on return.
+    // Notifies every rank, including this one, through the abort word of a generation. On return all have it whose near
+    // parts this host reaches, those of mapped ranks among them; the hosts of the others pass it on.
     virtual void tell_failure(uint64_t word, uint32_t generation) = 0;
     // Notifies only this rank's own kernels.
     virtual void stop_own(uint64_t word, uint32_t generation) = 0;
@@ -40,7 +41,8 @@ class ControlPlane {
     virtual bool compiling(int rank) const = 0;
 
     // --- ranks that are masked in a generation (P17)
-    // Notifies a rank that the others continue without it; see wire::kMasked. That rank has the word on return.
+    // Notifies a rank, whose near part this host reaches, that the others continue without it; see wire::kMasked. It
+    // has the word on return.
     virtual void tell_masked(int rank, uint64_t word, uint32_t generation) = 0;
     // Tells every other rank which ranks this one masks.
     virtual void tell_masks(const wire::RankMask& mask, uint32_t generation) = 0;

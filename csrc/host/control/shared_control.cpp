@@ -29,9 +29,9 @@ uint64_t* SharedControl::abort_word(int rank, uint32_t generation) const {
 }
 
 void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
-    // Any rank may store here, and the last one wins; kernels of all ranks poll the word at system scope. Every rank
-    // has the word before this one's caller continues. Therefore a kernel that reads what this rank's user writes into
-    // published rows from now on finds the word in its last look (P12, Operation::look_last).
+    // Any rank may store here, and the last one wins; kernels of all ranks poll the word at system scope. Every mapped
+    // rank has the word before this one's caller continues. Therefore a kernel that reads what this rank's user writes
+    // into published rows from now on finds the word in its last look (P12, Operation::look_last).
     std::vector<uint64_t*> words;
     for (const int rank : near_) words.push_back(abort_word(rank, generation));
     memory_.store_words(words, word);

@@ -25,10 +25,10 @@ uint64_t Teller::hears() const {
     return wire::abort_generation(word) >= others_.generation ? word : 0;
 }
 
-bool Teller::due() const { return claims() || hears() != heard_; }
+bool Teller::due() const { return claims() || (hears() != 0 && hears() != heard_); }
 
 void Teller::tell() noexcept {
-    if (const uint64_t heard = hears(); heard != heard_) {
+    if (const uint64_t heard = hears(); heard != 0 && heard != heard_) {
         heard_ = heard;
         try {
             memory_->store_words({others_.own}, heard);

@@ -1,6 +1,6 @@
 // Notifies ranks that are not mapped of failures that this rank's kernels have claimed (P15). Kernels notify the mapped
-// ones themselves, but never through a queue pair, which may be what has failed. Also passes on to this rank's kernels
-// what hosts tell that do not reach its near part.
+// ones themselves, but never through a queue pair, which may be what has failed. It also relays failures from hosts
+// that cannot reach this rank's near part.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class Teller {
         uint32_t generation;
         std::vector<uint64_t*> words;                // the abort words of ranks on this machine
         std::function<void(uint64_t word)> further;  // notifies ranks on other machines; null: there are none
-        const uint64_t* told;  // where hosts that do not reach this rank's near part store; null: all reach it
+        const uint64_t* told;  // header word written by hosts that cannot reach the near part; null: all can
         uint64_t* own;         // this rank's abort word, into which that goes
     };
 

@@ -11,8 +11,8 @@ namespace deep_ep::host {
 class NearParts {
   public:
     NearParts() = default;  // they coincide with the far parts, whose bases are not known here
-    // `own`: by rank, the memory of its near part, null where this process does not reach it; empty if the near parts
-    // coincide with the far parts, `heaps`.
+    // `own`: by rank, the allocation of its near part, null where this process does not reach it; empty if the near
+    // parts coincide with the far parts, `heaps`.
     NearParts(const std::vector<std::shared_ptr<Heap>>& heaps, std::vector<std::shared_ptr<Heap>> own)
         : own_(std::move(own)) {
         for (size_t rank = 0; rank < heaps.size(); ++rank) {

@@ -158,7 +158,7 @@ class Runtime final : private FailureCount::Member {
     // Watches (rank, descriptor) pairs that show the end of peers' processes. The caller keeps ownership.
     void watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes);
 
-    // Notifies every rank, including this one, that this rank has failed (P15). All of them have the word on return.
+    // Notifies every rank, including this one, that this rank has failed (P15); see ControlPlane::tell_failure().
     void abort(uint32_t reason, int peer = -1);
     // Whether this rank has an abort word of its generation or a newer one.
     bool aborted() const;

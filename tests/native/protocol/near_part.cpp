@@ -102,6 +102,8 @@ void run_telling(uint64_t seed) {
         expect(*rank.own() == 0, "a word of an older generation is passed on");
         tell(Rank::kGeneration);
         expect(*rank.own() == word(Rank::kGeneration), "what a host tells is not passed on");
+        tell(Rank::kGeneration - wire::kBanks);
+        expect(*rank.own() == word(Rank::kGeneration), "a word of an older generation erases a newer one");
     });
 }
 
