@@ -72,6 +72,7 @@ __all__: list[str] = [
     "libfabric_refusal",
     "low_latency",
     "measure",
+    "near_bytes",
     "normal",
     "nvshmem",
     "pretouch",
@@ -568,6 +569,7 @@ def libfabric_refusal(provider: str, address: str) -> str:
     Return why the proxy cannot use a provider, or any provider, to reach other machines from an address; empty if it can.
     """
 
+def near_bytes(arg0: BufferOptions) -> int: ...
 def pretouch(address: int, bytes: int) -> None:
     """
     Make every page of a range present without changing it.

@@ -162,7 +162,7 @@ def _nearest(name: str, device: PciDevice, gpus: list[PciDevice], nics: list[Nic
 def _relaxed_ordering(name: str, device: PciDevice) -> Finding:
     name, ordering = f"{name} relaxed ordering", device.relaxed_ordering
     if ordering is RelaxedOrdering.ALLOWED:
-        reason = f"for memory whose owner permits it, as NVSHMEM does unless {RELAXED_ORDERING}=0"
+        reason = f"for memory whose owner permits it, as NVSHMEM does unless {RELAXED_ORDERING}=0; see PCI_WR_ORDERING"
         return Finding(name, Verdict.INFO, "allowed", reason)
     if ordering is RelaxedOrdering.FORBIDDEN:
         return Finding(name, Verdict.INFO, "not allowed")
@@ -188,6 +188,15 @@ def _settings_of_firmware(connectx: Sequence[Nic]) -> Iterator[Finding]:
             Verdict.INFO,
             "not readable here",
             "the subnet manager sets it, by service level; nothing here needs packets to arrive in order",
+        )
+    if addresses := " ".join(nic.device.address for nic in used if nic.device):
+        yield Finding(
+            "PCI_WR_ORDERING",
+            Verdict.INFO,
+            "not readable here",
+            "with force_relax, the NIC relaxes the order of writes to all memory, so that signals may overtake rows",
+            "NVIDIA's firmware tools show whether it is per_mkey(0), as it should be:",
+            f"for nic in {addresses}; do sudo mlxconfig -d $nic query PCI_WR_ORDERING; done",
         )
     roce = [nic.device for nic in used if nic.device and any(port.link is Link.ROCE for port in nic.active)]
     if roce:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from shlex import quote
 
 from deep_ep_py.tools.doctor.findings import Finding, Verdict, not_read
@@ -11,7 +13,9 @@ from deep_ep_py.tools.doctor.nics import Link, Nic, Port
 from deep_ep_py.transport.nvshmem.settings import RELAXED_ORDERING, is_on, nics_prefix, refusal_of_order
 
 TRAFFIC_CLASS, SERVICE_LEVEL = "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"
-HCA_LIST, HCA_PREFIX = "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX"
+HCA_LIST, HCA_PE_MAPPING, HCA_PREFIX = "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", "NVSHMEM_HCA_PREFIX"
+_FILTERS = HCA_PREFIX, HCA_LIST, HCA_PE_MAPPING
+_ANY_PORT = -1
 NICS_IN_TURN = "NVSHMEM_ENABLE_NIC_PE_MAPPING"
 """With it each PE takes the next NIC, whichever is near its GPU."""
 _NAME = "NVSHMEM's settings"
@@ -96,32 +100,48 @@ def _use_only(places: _Places) -> str:
 
 
 def _chosen(places: _Places, environment: Mapping[str, str]) -> list[tuple[Nic, Port]]:
-    """Return the ports that NVSHMEM would use: those with its prefix and, if it has a list, in the list."""
+    """Return the ports that NVSHMEM would use: those with its prefix and, if it has a list, in the list.
+
+    It takes a list apart as NVSHMEM does: by commas and nothing else, with one ^ in front of all.
+    """
     prefix = nics_prefix(environment)
-    found = [place for place in places if place[0].name.startswith(prefix)]
-    listed = environment.get(HCA_LIST) or ""
-    if not listed:
+    found = [place for place in places if prefix in place[0].name]
+    given = environment.get(HCA_LIST) or environment.get(HCA_PE_MAPPING) or ""
+    entries = set[tuple[str, int]]()
+    for entry in given.removeprefix("^").split(","):
+        name, _, rest = entry.partition(":")
+        if name:
+            port = rest.partition(":")[0]
+            entries.add((name, int(port) if port.isdecimal() else _ANY_PORT))
+    if not entries:
         return found
-    excluding = listed.startswith("^")
-    entries = [entry.strip().lstrip("^") for entry in listed.split(",")]
 
     def is_listed(place: tuple[Nic, Port]) -> bool:
         nic, port = place
-        return nic.name in entries or f"{nic.name}:{port.number}" in entries
+        return not entries.isdisjoint({(nic.name, _ANY_PORT), (nic.name, port.number)})
 
-    return [place for place in found if is_listed(place) != excluding]
+    return [place for place in found if is_listed(place) != given.startswith("^")]
 
 
 def _none_chosen(places: _Places, environment: Mapping[str, str]) -> Finding:
-    set_here = [f"{name}={environment[name]}" for name in (HCA_PREFIX, HCA_LIST) if environment.get(name)]
+    set_here = [
+        f"{name}={environment[name]}" for name in (HCA_PREFIX, HCA_LIST, HCA_PE_MAPPING) if environment.get(name)
+    ]
     return Finding(
         "NVSHMEM's NICs",
         Verdict.WARNING,
-        f"none, by {' '.join(set_here)}" if set_here else f"none: no name of {_names(places)} begins with mlx5",
-        "NVSHMEM uses NICs whose names have this prefix and, of these, the listed ones; it finds none to post to",
+        f"none, by {' '.join(set_here)}" if set_here else f"none: no name of {_names(places)} contains mlx5",
+        "NVSHMEM uses NICs whose names contain this prefix and, of these, the listed ones; it finds none to post to",
         "set the prefix that these NICs have in common:",
-        f"export {HCA_PREFIX}={quote(places[0][0].name.rstrip('0123456789_'))}; unset {HCA_LIST}",
+        f"export {HCA_PREFIX}={quote(_common_prefix(places))}; unset {HCA_LIST} {HCA_PE_MAPPING}",
     )
+
+
+def _common_prefix(places: _Places) -> str:
+    """Return what the names of all NICs begin with; of a single one, its letters."""
+    names = {nic.name for nic, _ in places}
+    letters = re.match("[A-Za-z]*", next(iter(names)))
+    return commonprefix([*names]) if len(names) > 1 or letters is None else letters[0]
 
 
 def _number(text: str | None) -> int | None:

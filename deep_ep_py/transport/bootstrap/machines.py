@@ -47,8 +47,8 @@ def own_address() -> str:
         if source is not None and not ipaddress.ip_address(source).is_loopback:
             return source
     raise ValueError(
-        f"{ADDRESS} is not set, and this machine has no route to MASTER_ADDR={os.environ.get('MASTER_ADDR')} or other "
-        f"networks but its loopback: expected {ADDRESS} to be its address in the network of the other machines"
+        f"this machine has only loopback routes, and {ADDRESS} is not set: expected it to be this machine's address in "
+        "the network of the others"
     )
 
 

@@ -60,12 +60,14 @@ def choose_memory(
     asks = heap is None and len(set(machines)) > 1
     lacking = _lacking(device, apart, fabric, masks_ranks) if asks else ""
     job = _job(bootstrap.size) if asks and not lacking else ""
-    mine: list[Any] = [refused, None if refused else heap, lacking, job]
+    mine: list[Any] = [refused, None if refused else heap, lacking, job, queues]
     told = [mine] * bootstrap.size if bootstrap.in_process else bootstrap.all_gather(mine)
     for rank, (why, *_) in enumerate(told):
         if why:
             raise ValueError(refused or f"rank {rank}: {why}")
     arguments.same_on_all_ranks(bootstrap.rank, [{"heap": theirs} for _, theirs, *_ in told])
+    if asks:
+        arguments.same_on_all_ranks(bootstrap.rank, [{"num_qps_per_rank": theirs} for *_, theirs in told])
     if heap == OWN or (heap is None and not (asks and _all_are_able(bootstrap.rank, told))):
         return None
     from deep_ep_py.transport.nvshmem.memory import NvshmemMemory
@@ -79,8 +81,8 @@ def choose_memory(
         if heap == NVSHMEM:
             raise
         _log.warning(
-            "rank %d: heaps are in memory of their own, and a proxy sends to other machines, which is slower, because "
-            "NVSHMEM's queue pairs cannot: %s",
+            "rank %d: heaps are in memory of their own, and the proxy sends to other machines, which is slower: "
+            "NVSHMEM's queue pairs cannot be used (%s)",
             bootstrap.rank,
             error,
         )
@@ -119,7 +121,7 @@ def _lacking(device: Device, apart: Apart, fabric: Any, masks_ranks: bool) -> st
     if importlib.util.find_spec("nvshmem") is None:
         return "nvshmem4py"
     prefix = nics_prefix(environment)
-    if not any(nic.name.startswith(prefix) for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
+    if not any(prefix in nic.name for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
         return "a ConnectX"
     if not getattr(device, "context").orders_nic_writes:  # noqa: B009
         return "a GPU that orders a NIC's writes"
@@ -142,11 +144,11 @@ def _job(ranks: int) -> str:
 
 
 def _all_are_able(own: int, told: Sequence[Sequence[Any]]) -> bool:
-    for rank, (_, _, missing, _) in enumerate(told):
+    for rank, (_, _, missing, *_) in enumerate(told):
         if missing:
             _log.debug("rank %d: heaps are in memory of their own: rank %d lacks %s", own, rank, missing)
             return False
-    if len({job for *_, job in told}) > 1:
+    if len({job for *_, job, _ in told}) > 1:
         _log.warning("rank %d: heaps are in memory of their own: NVSHMEM's PEs are not exactly these ranks", own)
         return False
     return True

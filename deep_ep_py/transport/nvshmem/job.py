@@ -10,7 +10,7 @@ from deep_ep_py.base.native import C
 from deep_ep_py.transport.bootstrap.groups import Bootstrap
 from deep_ep_py.transport.nvshmem.library import Library, NvshmemError, library
 from deep_ep_py.transport.nvshmem.pool import Pool, pool
-from deep_ep_py.transport.nvshmem.settings import DEFAULTS, set_default, take_back
+from deep_ep_py.transport.nvshmem.settings import DEFAULTS, RELAXED_ORDERING, set_default, take_back
 from deep_ep_py.transport.nvshmem.together import on_all
 
 
@@ -103,6 +103,7 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
     if len(set(pes)) < len(pes):
         raise NvshmemError(f"NVSHMEM: ranks are PEs {[*pes]}; expected all different")
     if any(status < C.nvshmem.INITIALIZED for _, status, *_ in found):
+        set_default(RELAXED_ORDERING, DEFAULTS[RELAXED_ORDERING])  # it is read when NVSHMEM takes the GPU
         on_all(bootstrap, lambda: _give_it_a_device(job))
     return job
 

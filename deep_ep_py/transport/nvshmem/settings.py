@@ -14,6 +14,8 @@ DEFAULTS = {
     ENABLE_IBGDA: "1",
     # With it, an atomic, such as a signal, may overtake the rows in front of it (P8).
     RELAXED_ORDERING: "0",
+    # Such NICs reach GPU memory by another way, and kernels would have to order their writes by reads.
+    "NVSHMEM_DISABLE_DATA_DIRECT": "1",
     # Buffers use neither NVLink between machines, nor multicast memory, nor teams. The first two fail at startup on
     # some systems, such as containers, and each team takes memory.
     "NVSHMEM_DISABLE_MNNVL": "1",
@@ -69,5 +71,5 @@ def refusal_of_order(environment: Mapping[str, str]) -> str:
 
 
 def nics_prefix(environment: Mapping[str, str]) -> str:
-    """Return the prefix of the names of the NICs that NVSHMEM uses."""
-    return environment.get("NVSHMEM_HCA_PREFIX") or "mlx5"
+    """Return the text that the names of the NICs that NVSHMEM uses contain."""
+    return environment.get("NVSHMEM_HCA_PREFIX", "mlx5")

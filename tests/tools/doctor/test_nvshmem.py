@@ -12,6 +12,7 @@ from deep_ep_py.tools.doctor.network import network
 from deep_ep_py.tools.doctor.nics import read_nics
 from deep_ep_py.tools.doctor.nvshmem import (
     HCA_LIST,
+    HCA_PE_MAPPING,
     HCA_PREFIX,
     NICS_IN_TURN,
     SERVICE_LEVEL,
@@ -148,8 +149,35 @@ def test_names_that_nvshmem_does_not_look_for(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.nic("ibp26s0", tree.device("pci0000:00", "0000:1a:00.0", "0x15b3", NETWORK), "InfiniBand")
     found = judged(tmp_path, {})["NVSHMEM's NICs"]
-    assert found.verdict is Verdict.WARNING and f"{HCA_PREFIX}=ibp" in found.command
+    assert found.verdict is Verdict.WARNING
+    assert found.command == f"export {HCA_PREFIX}=ibp; unset {HCA_LIST} {HCA_PE_MAPPING}"
     assert judged(tmp_path, {HCA_PREFIX: "ibp"})[CLASS].verdict is Verdict.GOOD
+
+
+def test_the_prefix_of_several_nics(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for number in ("25", "41"):
+        device = tree.device(f"pci0000:{number}", f"0000:{number}:00.0", "0x15b3", NETWORK)
+        tree.nic(f"rocep{number}s0", device, "Ethernet")
+    command = judged(tmp_path, {})["NVSHMEM's NICs"].command
+    assert command == f"export {HCA_PREFIX}=rocep; unset {HCA_LIST} {HCA_PE_MAPPING}"
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "used"),
+    [
+        (HCA_LIST, "mlx5_1", "mlx5_1"),
+        (HCA_LIST, "mlx5_0, mlx5_1", "mlx5_0"),
+        (HCA_LIST, "^mlx5_0,^mlx5_1", "mlx5_1"),
+        (HCA_LIST, "mlx5_0:1:1,mlx5_1:2", "mlx5_0"),
+        (HCA_LIST, ",", "mlx5_0, mlx5_1"),
+        (HCA_PE_MAPPING, "mlx5_1:1:8", "mlx5_1"),
+    ],
+)
+def test_lists_are_taken_apart_as_by_nvshmem(tmp_path: Path, name: str, listed: str, used: str) -> None:
+    """By commas alone, and with one ^ in front of all."""
+    two_gpus_and_nics(tmp_path)
+    assert judged(tmp_path, {name: listed})[CLASS].value == f"not set, as required by {used} on InfiniBand"
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_machine_without_routes(source: str | None, monkeypatch: pytest.Monkey
     monkeypatch.delenv(ADDRESS, raising=False)
     monkeypatch.setenv("MASTER_ADDR", "host-1")
     monkeypatch.setattr(machines, "_source_towards", lambda _: source)
-    with pytest.raises(ValueError, match=f"no route to MASTER_ADDR=host-1 .* expected {ADDRESS} to be its address"):
+    with pytest.raises(ValueError, match=f"only loopback routes, and {ADDRESS} is not set"):
         own_address()
     monkeypatch.setenv(ADDRESS, "127.0.0.1")  # for tests of several machines on one
     assert own_address() == "127.0.0.1"
