@@ -51,7 +51,7 @@ constexpr u32 kMaxPieces = 3, kUsualPieces = 2;  // per put
 
 // A signal word of a peer.
 struct Word {
-    u64 offset;  // in the peer's heap
+    u64 offset;  // in either part of the peer's heap
     u32 number;  // index among this rank's words at a peer; selects one of several queue pairs, so all puts to a word
                  // share one
 };

@@ -1,6 +1,6 @@
 // Fabric `proxy`: a host thread sends what kernels leave for it as commands in a ring. It is for NICs that a GPU cannot
 // drive itself, and for networks without NICs. A put's signal is a total that the receiver's host stores once all of
-// the put has arrived, in a word in its own memory (wire/far_words.h).
+// the put has arrived, in a word in the far part of its heap (wire/far_words.h).
 //
 // Ring and progress are in memory that both kernels and host reach: host memory, pinned for a GPU. State that only
 // kernels use, the counts of a ring, is in their own memory and is accessed at device scope. A thread reserves slots

@@ -1,6 +1,5 @@
-// Where a rank's signal words are. Those that ranks store through mapped memory are in the near part of its heap. Those
-// of ranks whose puts a NIC adds up, or this rank's host as totals (P18), are in the far part, which NICs and hosts
-// reach.
+// Where a rank's signal words are. Words that ranks update through mapped memory are in the near part of its heap.
+// Words that a NIC updates, or that this rank's host stores as totals (P18), are in the far part.
 #pragma once
 
 #include "wire/rank_mask.h"

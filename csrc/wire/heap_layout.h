@@ -3,13 +3,12 @@
 //   control pages | bank 0 | bank 1 | scratch | region 0 | ... | region D-1 | arena (outputs)
 //
 // A heap has two parts, which coincide where all ranks are mapped or a NIC reaches GPU memory. Otherwise the near part
-// is an allocation of its own, in memory of the rank's GPU: a second beginning of the heap, up to the scratch, of which
-// the abort words and the banks are used. Only kernels of ranks that map it, and hosts that reach it, access it. The
-// far part is where NICs and proxies reach it, which may be pinned host memory. There a read-modify-write by a GPU and
-// a store by a host are not atomic with respect to each other: a kernel's last look would write back the value from
-// before a host's store, and a failure would be lost (P15). The abort words of the far part receive what hosts that do
-// not reach the near part have to tell, and this rank's host passes it on; its banks have the words of
-// wire/far_words.h.
+// is an allocation of its own, in memory of the rank's GPU, with the layout of the heap up to the scratch, of which the
+// abort words and the banks are used. Only kernels of ranks that map it, and hosts that reach it, access it. The far
+// part is where NICs and proxies reach it, which may be pinned host memory. There a read-modify-write by a GPU and a
+// store by a host are not atomic with respect to each other: a kernel's last look would write back the value from
+// before a host's store, and a failure would be lost (P15). Hosts that cannot reach the near part store failures in the
+// far part's abort words, and this rank's host relays them; the far part's banks have the words of wire/far_words.h.
 //
 // The control pages (header, recovery words and masks) hold what hosts exchange and what kernels report about failures;
 // no put targets them. A bank holds the signal words of one generation of operations. Adjacent generations use

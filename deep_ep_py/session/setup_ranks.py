@@ -144,8 +144,8 @@ def make_runtime(
         )
     if masks_ranks and topology.networks and not bootstrap.in_process and not device.maps_all:
         raise ValueError(
-            "enable_shrink=True: expected ranks on GPUs that all use each other's memory (fabric='peer'): a rank is "
-            "masked only once its kernels know, and the host of one that is not mapped here does not reach them"
+            "enable_shrink=True: expected ranks on GPUs that all use each other's memory (fabric='peer'), since a "
+            "rank's host must be able to notify the kernels of every rank it masks"
         )
     rank, by_nics = topology.rank, bool(topology.networks)
     options = C.BufferOptions(

@@ -10,7 +10,7 @@ namespace deep_ep::host {
 
 class NearParts {
   public:
-    NearParts() = default;  // they coincide with the far parts, whose bases are not known here
+    NearParts() = default;  // the parts coincide; of() must not be called
     // `own`: by rank, the allocation of its near part, null where this process does not reach it; empty if the near
     // parts coincide with the far parts, `heaps`.
     NearParts(const std::vector<std::shared_ptr<Heap>>& heaps, std::vector<std::shared_ptr<Heap>> own)

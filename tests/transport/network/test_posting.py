@@ -92,8 +92,23 @@ def test_bad_arguments_are_refused(changed: dict[str, int], message: str) -> Non
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, CASE, "ibgda")
         inside = buffer.runtime.heap_offset(buffer._engine.empty((64,), torch.int64).data_ptr())
-        right = {"to": 1, "posters": 1, "puts": 1, "bytes": 96, "source": inside, "target": inside, "words": inside}
+        right = {"posters": 1, "puts": 1, "bytes": 96, "source": inside, "target": inside, "words": inside}
+        right["to"] = 1 - group.rank()
         with pytest.raises(ValueError, match=re.escape(message)):
             C.measure.post(buffer._engine.runtime, **{**right, "blocks": 1, **changed})
+
+    run_ranks(2, on_each_rank)
+
+
+@pytest.mark.once
+def test_a_mapped_rank_is_refused() -> None:
+    """Its signal words are not in the part of its heap that has the arena."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "ibgda")
+        inside = buffer.runtime.heap_offset(buffer._engine.empty((64,), torch.int64).data_ptr())
+        right = {"posters": 1, "puts": 1, "bytes": 96, "source": inside, "target": inside, "words": inside, "blocks": 1}
+        with pytest.raises(ValueError, match="expected a rank that is not mapped"):
+            C.measure.post(buffer._engine.runtime, to=group.rank(), **right)
 
     run_ranks(2, on_each_rank)

@@ -21,6 +21,9 @@ std::shared_ptr<Call> post(Runtime& runtime, PostArgs posts, unsigned blocks) {
         throw std::invalid_argument("to=" + std::to_string(posts.to) + ": expected 0 to " +
                                     std::to_string(runtime.options().ranks - 1));
     }
+    if (runtime.options().routes[posts.to] == fabric::kMapped) {
+        throw std::invalid_argument("to=" + std::to_string(posts.to) + ": expected a rank that is not mapped");
+    }
     if (posts.posters == 0 || posts.posters > runtime.launcher().warps()) {
         throw std::invalid_argument("posters=" + std::to_string(posts.posters) + ": expected 1 to " +
                                     std::to_string(runtime.launcher().warps()) + ", warps of a block");
