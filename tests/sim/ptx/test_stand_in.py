@@ -41,10 +41,9 @@ def test_ranks_as_threads(double: Path, workers: Path, log: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(not LONG, reason="like its neighbors: `make test-long`")
 def test_ranks_in_one_launch(double: Path, workers: Path, log: Path) -> None:
-    names = () if LONG else ("rounds_without_arena-2",)
-    printed = on_threads(double, workers / "ranks_in_one_launch.py", log, *names, seconds=1800, **TOGETHER)
-    assert set(printed.split()) >= set(names)
+    on_threads(double, workers / "ranks_in_one_launch.py", log, seconds=1800, **TOGETHER)
 
 
 @pytest.mark.thorough
