@@ -524,6 +524,8 @@ void bind_runtime(py::module_& m) {
                  throw py::value_error("address: expected one inside this rank's shared memory for outputs");
              })
         .def("peer_base", &Runtime::heap_base)
+        .def_property_readonly("heap_bytes",
+                               [](const Runtime& runtime) { return Runtime::heap_layout(runtime.options()).bytes(); })
         .def_property_readonly(
             "control_bytes",
             [](const Runtime& runtime) { return Runtime::heap_layout(runtime.options()).control_bytes(); })

@@ -494,6 +494,8 @@ class Runtime:
     @property
     def control_bytes(self) -> int: ...
     @property
+    def heap_bytes(self) -> int: ...
+    @property
     def launched_ns(self) -> int:
         """
         Time of the latest hand-over of a launch to the launcher, as time.monotonic_ns(); 0: none yet.

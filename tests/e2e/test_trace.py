@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import deep_ep_py as deep_ep
 from cases import AMPLE, Case
 from deep_ep_py.__main__ import main
+from deep_ep_py.session.timeline.recording import Words
 from deep_ep_py.session.timeline.tracks import Tracks
 from deep_ep_py.testing import run_ranks, sleep
 from deep_ep_py.tools.trace.explain import explain
@@ -69,6 +70,13 @@ def test_what_a_timeline_of_two_nodes_has(tmp_path: Path, fabric: str) -> None:
         assert slices(merged, "put") and not far, "only rows between nodes go through NICs"
         moved = sum(e["args"]["bytes"] for e in slices(merged, "put"))
         assert moved > CASE.ranks * CASE.tokens_of(0) * CASE.hidden
+
+
+def test_words_outside_the_heaps_have_no_name() -> None:
+    """A NIC adds to none of those in near parts, and their addresses mean nothing on other ranks."""
+    words = Words(0, (4096, 0), heap_bytes=64)
+    assert [words.name(0, address) for address in (4096, 4152, 4160, 4088)] == ["0:0", "0:56", None, None]
+    assert words.name(1, 8) is None
 
 
 @pytest.mark.parametrize("fabric", ["ibgda", "proxy"])

@@ -22,8 +22,6 @@ VARIABLE = "DEEP_EP_TRACE"
 MAX_EVENTS = 1_000_000
 """Events that a process keeps, 64 bytes each; the file says how many came later."""
 
-_MAX_HEAP_BYTES = 1 << 44
-
 
 class _Process:
     """The recordings in progress in this process, whose kernels and NICs have one common record."""
@@ -73,17 +71,20 @@ class Words:
     rank : int
         The rank of the Buffer.
     bases : tuple of int
-        Where this process has mapped the heap of each rank; 0 where it has not.
+        Where this process has mapped the far part of each rank's heap; 0 where it has not.
+    heap_bytes : int
+        Size of that part. Words elsewhere, such as those of near parts, have no name.
     """
 
     rank: int
     bases: tuple[int, ...]
+    heap_bytes: int
 
     def name(self, owner: int, address: int) -> str | None:
         """Return the name of the word at an address of this process that is in the memory of a rank."""
         base = self.bases[owner]
         offset = address - base if base and address else -1
-        return f"{owner}:{offset}" if 0 <= offset < _MAX_HEAP_BYTES else None
+        return f"{owner}:{offset}" if 0 <= offset < self.heap_bytes else None
 
 
 class Recording:
@@ -117,7 +118,8 @@ class Recording:
         files.check_writable(self.path)
         self._process, self._ranks, self._log = os.getpid(), engine.ranks, engine.log
         self._group = f"{engine.membership.number} {_mark_of(engine)}"
-        self._words = Words(engine.rank, tuple(engine.runtime.peer_base(rank) for rank in range(engine.ranks)))
+        bases = tuple(engine.runtime.peer_base(rank) for rank in range(engine.ranks))
+        self._words = Words(engine.rank, bases, engine.runtime.heap_bytes)
         _process.begin(engine.rank)
         self.ended = False
         self._log.start_spans()
