@@ -24,9 +24,6 @@ DEEP_EP_DEVICE u8* address(const Peers& peers, u32 to, u64 offset) {
     return mapped(peers, to) ? peers.base[to] + offset : nullptr;
 }
 
-// An address in the near part of a mapped rank's heap.
-DEEP_EP_DEVICE u8* near_address(const Peers& peers, u32 to, u64 offset) { return peers.nears[to] + offset; }
-
 namespace detail {
 
 // One thread: posts to a peer that is not mapped.

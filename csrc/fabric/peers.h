@@ -20,8 +20,8 @@ static_assert(kUnreached >= kMaxRoutes, "must not be the position of a fabric");
 struct Peers {
     u32 rank;
     u32 ranks;
-    u8* local;           // this rank's heap
-    u8* const* base;     // [ranks] the peers' heaps; null if a peer is not reachable by loads and stores
+    u8* local;           // the far part of this rank's heap
+    u8* const* base;     // [ranks] those of the peers; null if a peer is not reachable by loads and stores
     u8* near;            // the near part of this rank's heap
     u8* const* nears;    // [ranks] those of the peers; null where `base` is
     const Route* route;  // [ranks] kMapped if `base` is not null, kUnreached if nothing is ever sent

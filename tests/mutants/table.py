@@ -49,8 +49,8 @@ MUTANTS = (
     one(
         "near: a failure is told in the header of a peer's far part",
         "kernels/common/operation.h",
-        "abort_word(fabric::near_address(peers(), r, 0));",
-        "abort_word(fabric::address(peers(), r, 0));",
+        "abort_word(peers().nears[r]);",
+        "abort_word(peers().base[r]);",
         "fast",
         "two hops failing",
         "masks mixed",

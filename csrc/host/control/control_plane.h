@@ -20,8 +20,8 @@ class ControlPlane {
     virtual ~ControlPlane() = default;
 
     // --- failures (P15)
-    // Notifies every rank, including this one, through the abort word of a generation. On return, every
-    // rank whose near part this host reaches has the word, including all mapped ranks; the other ranks' hosts relay it.
+    // Notifies every rank, including this one, through the abort word of a generation. On return, every rank whose near
+    // part this host reaches has the word, including all mapped ranks; the other ranks' hosts relay it.
     virtual void tell_failure(uint64_t word, uint32_t generation) = 0;
     // Notifies only this rank's own kernels.
     virtual void stop_own(uint64_t word, uint32_t generation) = 0;

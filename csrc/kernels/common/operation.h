@@ -529,7 +529,7 @@ class Operation {
             if (alone || r == rank() || !mapped(r) || masked(r)) continue;
             // A peer that has moved on to another generation may have a failure of its own there, which must not be
             // erased. Relaxed: the peer and other ranks exchange the word; only the exchange below orders anything.
-            u64* const theirs = abort_word(fabric::near_address(peers(), r, 0));
+            u64* const theirs = abort_word(peers().nears[r]);
             if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
             device::exchange_acquire<Scope::kSystem>(theirs, word);
         }

@@ -115,7 +115,7 @@ bool begin_update(const void* address, Site site) {
     Scheduler& scheduler = Scheduler::get();
     if (!current || !scheduler.host_memory.has(address)) return false;
     const auto is_updated = [&] { return std::ranges::find(scheduler.updated, address) != scheduler.updated.end(); };
-    while (is_updated()) yield(site.file, site.line);
+    while (is_updated()) yield(site.file, site.line);  // the fiber that updates it waits for nothing
     scheduler.updated.push_back(address);
     return true;
 }

@@ -66,10 +66,10 @@ def choose_memory(
         if why:
             raise ValueError(refused or f"rank {rank}: {why}")
     arguments.same_on_all_ranks(bootstrap.rank, [{"heap": theirs} for _, theirs, *_ in told])
-    if asks:
-        arguments.same_on_all_ranks(bootstrap.rank, [{"num_qps_per_rank": theirs} for *_, theirs in told])
     if heap == OWN or (heap is None and not (asks and _all_are_able(bootstrap.rank, told))):
         return None
+    if heap is None:  # otherwise `join` refuses them
+        arguments.same_on_all_ranks(bootstrap.rank, [{"num_qps_per_rank": theirs} for *_, theirs in told])
     from deep_ep_py.transport.nvshmem.memory import NvshmemMemory
     from deep_ep_py.transport.nvshmem.together import on_all
 

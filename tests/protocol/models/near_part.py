@@ -67,7 +67,7 @@ class Looks:
     def wrong(self, state: State) -> str | None:
         if state.wrong:
             return state.wrong
-        # Later kernels of B would wait for A in vain.
+        # Later kernels of B would wait for A until they time out.
         lost = self.ended(state) and not state.word
         return "B's abort word is clear, although A has failed" if lost else None
 

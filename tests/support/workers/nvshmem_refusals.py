@@ -140,7 +140,7 @@ def atomics_that_pass_data() -> None:
     assert "ibgda: NVSHMEM lets NICs reorder writes" in refusal(ValueError)
     memory.refusal_of_order = lambda _: ""  # type: ignore[assignment]
     buffer = make(timeout=3.0)
-    # One rank finds wrong rows, and the other waits for it in vain, if it does not find some too.
+    # One rank finds wrong rows; the other finds some too, or times out waiting for it.
     with pytest.raises((AssertionError, deep_ep.DeepEPError)):
         for _ in range(50):
             check(buffer, 2)
@@ -425,22 +425,23 @@ def not_by_itself_where_writes_are_not_ordered() -> None:
         assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
 
 
-def not_by_itself_where_a_cpu_rings() -> None:
-    """A Buffer that did not ask for NVSHMEM has another path, and says why it takes that."""
+def take_the_proxy(reason: str) -> dict[str, Any]:
+    """Make a Buffer that did not ask for NVSHMEM: it takes the proxy and says why. Returns its options."""
     options, said = be_on_two_machines(), warnings()
     os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
     with make(**options) as buffer:
         assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
-    assert "a thread of NVSHMEM rings the doorbells" in said[-1] and "in memory of their own" in said[-1], said
+    assert reason in said[-1] and "in memory of their own" in said[-1], said
+    return options
+
+
+def not_by_itself_where_a_cpu_rings() -> None:
+    options = take_the_proxy("a thread of NVSHMEM rings the doorbells")
     assert "NVSHMEM_IBGDA_NIC_HANDLER=gpu" in refusal(ValueError, **{**options, "heap": "nvshmem"})
 
 
 def not_by_itself_where_it_does_not_start() -> None:
-    options, said = be_on_two_machines(), warnings()
-    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
-    with make(**options) as buffer:
-        assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
-    assert "initializing it as PE" in said[-1] and "in memory of their own" in said[-1], said
+    take_the_proxy("initializing it as PE")
 
 
 def warnings() -> list[str]:
