@@ -12,6 +12,7 @@ __all__: list[str] = [
     "InstructionCount",
     "KernelCount",
     "Kernels",
+    "LaunchTime",
     "PtxError",
     "add_heap",
     "count",
@@ -30,6 +31,56 @@ class Image:
     def __init__(self, text: str) -> None: ...
     @property
     def instructions(self) -> int: ...
+
+class LaunchTime:
+    """
+    The time of a launch, and its longest path.
+    """
+    @property
+    def barriers(self) -> int:
+        """
+        Of a block.
+        """
+    @property
+    def begin(self) -> float:
+        """
+        In cycles of the modelled GPUs.
+        """
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def cycles_by_place(self) -> dict[int, float]:
+        """
+        The cycles of the path, by InstructionCount.place_number.
+        """
+    @property
+    def end(self) -> float: ...
+    @property
+    def fences(self) -> int:
+        """
+        At device and system scope.
+        """
+    @property
+    def instructions(self) -> int: ...
+    @property
+    def own_bytes(self) -> int:
+        """
+        Bytes of rows that it loads from or stores into memory of its rank.
+        """
+    @property
+    def peer_bytes(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def thread_instructions(self) -> int:
+        """
+        Of all threads.
+        """
+    @property
+    def waits(self) -> int:
+        """
+        For data from global memory.
+        """
 
 class KernelCount:
     """
@@ -56,6 +107,11 @@ class KernelCount:
     def row_trips(self) -> int:
         """
         How often warps have waited for such loads.
+        """
+    @property
+    def times(self) -> list[LaunchTime]:
+        """
+        Of its launches, in the order in which they began.
         """
     @property
     def warps(self) -> int: ...
@@ -89,6 +145,8 @@ class InstructionCount:
         The place in the sources, and where it was inlined.
         """
     @property
+    def place_number(self) -> int: ...
+    @property
     def sectors(self) -> int: ...
     @property
     def threads(self) -> int: ...
@@ -114,9 +172,9 @@ def add_heap(base: int, bytes: int, rank: int) -> None:
     Declare memory of a rank that kernels of several ranks use.
     """
 
-def count(on: bool) -> None:
+def count(on: bool, *, one_gpu: bool = False, only_times: bool = False) -> None:
     """
-    Start counting what kernels execute, from zero, or stop.
+    Start counting what kernels execute, from zero, or stop. Meanwhile kernels' threads are scheduled by the time that they have spent on a GPU; `one_gpu`: on one that all ranks share. `only_times`: of instructions only the executions by threads are counted, which takes less memory.
     """
 
 def counted() -> dict[str, tuple[KernelCount, list[InstructionCount]]]:

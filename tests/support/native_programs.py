@@ -112,7 +112,8 @@ def build_driver_double(runs_kernels: bool) -> Path:
     if runs_kernels:
         sources += [double / name for name in ("execute_kernels.cpp", "interpret.cpp")]
         sources.append(root / "sim" / "host" / "kernel_table.cpp")
-        sources += sources_of("observe", "sim/executor", "sim/vector", "sim/ptx", "sim/ptx/order", "sim/ptx/count")
+        interpreter = (f"sim/ptx{folder}" for folder in ("", "/order", "/count", "/time"))
+        sources += sources_of("observe", "sim/executor", "sim/vector", *interpreter)
     else:
         sources.append(double / "execute_none.cpp")
     variant = native_build.VARIANTS["exact"]  # warps of 32 lanes, and no sanitizer's runtime to preload

@@ -101,7 +101,41 @@ void bind_ptx(py::module_& module) {
         },
         py::arg("base"), py::arg("bytes"), py::arg("rank"),
         "Declare memory of a rank that kernels of several ranks use.");
-    m.def("count", &ptx::Counts::count, py::arg("on"), "Start counting what kernels execute, from zero, or stop.");
+    m.def(
+        "count", &ptx::Counts::count, py::arg("on"), py::kw_only(), py::arg("one_gpu") = false,
+        py::arg("only_times") = false,
+        "Start counting what kernels execute, from zero, or stop. Meanwhile kernels' threads are scheduled by the time "
+        "that they have spent on a GPU; `one_gpu`: on one that all ranks share. `only_times`: of instructions only "
+        "the executions by threads are counted, which takes less memory.");
+    py::class_<ptx::LaunchTime>(m, "LaunchTime", "The time of a launch, and its longest path.")
+        .def_readonly("rank", &ptx::LaunchTime::rank)
+        .def_readonly("blocks", &ptx::LaunchTime::blocks)
+        .def_property_readonly(
+            "thread_instructions", [](const ptx::LaunchTime& time) { return time.work.instructions; },
+            "Of all threads.")
+        .def_property_readonly(
+            "own_bytes", [](const ptx::LaunchTime& time) { return time.work.own_bytes; },
+            "Bytes of rows that it loads from or stores into memory of its rank.")
+        .def_property_readonly("peer_bytes", [](const ptx::LaunchTime& time) { return time.work.peer_bytes; })
+        .def_readonly("begin", &ptx::LaunchTime::begin, "In cycles of the modelled GPUs.")
+        .def_property_readonly("end", [](const ptx::LaunchTime& time) { return time.end.cycles; })
+        .def_property_readonly("instructions", [](const ptx::LaunchTime& time) { return time.end.instructions; })
+        .def_property_readonly(
+            "waits", [](const ptx::LaunchTime& time) { return time.end.waits; }, "For data from global memory.")
+        .def_property_readonly(
+            "fences", [](const ptx::LaunchTime& time) { return time.end.fences; }, "At device and system scope.")
+        .def_property_readonly(
+            "barriers", [](const ptx::LaunchTime& time) { return time.end.barriers; }, "Of a block.")
+        .def_property_readonly(
+            "cycles_by_place",
+            [](const ptx::LaunchTime& time) {
+                std::map<u32, double> cycles;
+                for (const ptx::Stretch* stretch = time.end.path.get(); stretch; stretch = stretch->before.get()) {
+                    for (const auto& [place, spent] : stretch->shares.all()) cycles[place] += spent;
+                }
+                return cycles;
+            },
+            "The cycles of the path, by InstructionCount.place_number.");
     py::class_<ptx::KernelCount>(m, "KernelCount", "Counts of what a kernel has executed, over all its launches.")
         .def_readonly("launches", &ptx::KernelCount::launches, "On one rank each.")
         .def_readonly("blocks", &ptx::KernelCount::blocks)
@@ -109,7 +143,8 @@ void bind_ptx(py::module_& module) {
         .def_readonly("row_bytes", &ptx::KernelCount::row_bytes,
                       "Bytes of loads of at least 16 bytes from global memory.")
         .def_readonly("row_trips", &ptx::KernelCount::row_trips, "How often warps have waited for such loads.")
-        .def_readonly("max_block_barriers", &ptx::KernelCount::max_block_barriers, "The most of any thread.");
+        .def_readonly("max_block_barriers", &ptx::KernelCount::max_block_barriers, "The most of any thread.")
+        .def_readonly("times", &ptx::KernelCount::times, "Of its launches, in the order in which they began.");
     py::class_<InstructionReport>(m, "InstructionCount",
                                   "Counts of an instruction: its executions and its memory traffic.")
         .def_property_readonly(
@@ -118,6 +153,7 @@ void bind_ptx(py::module_& module) {
         .def_property_readonly(
             "place", [](const InstructionReport& one) { return one.text.place; },
             "The place in the sources, and where it was inlined.")
+        .def_property_readonly("place_number", [](const InstructionReport& one) { return one.text.place_number; })
         .def_property_readonly("file", [](const InstructionReport& one) { return one.text.file; })
         .def_property_readonly("file_line", [](const InstructionReport& one) { return one.text.file_line; })
         .def_property_readonly("threads", [](const InstructionReport& one) { return one.count.threads; })

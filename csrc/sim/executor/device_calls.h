@@ -30,6 +30,9 @@ extern bool memory_switches;
 // Another thread may run before the caller's next step.
 void switch_point(Site site);
 
+// Says how much time the caller has spent. Where threads are scheduled by time, one that has spent less goes first.
+void spend(double cycles);
+
 // Suspends the caller until ready(argument) is true or the clock has passed the deadline; returns whether it is ready.
 // The scheduler may call `ready` on behalf of the caller, so it must only look (and note what it has seen).
 bool wait_ready(bool (*ready)(void*), void* argument, u64 deadline_ns, const device::WaitNote* note, const char* what,

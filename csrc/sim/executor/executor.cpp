@@ -18,6 +18,7 @@ struct Executor::State {
     FreeThreads free_threads{lock, scheduler};
     World world{lock, scheduler};
     std::deque<bool> events;
+    bool by_time = false;
 
     bool wait(const std::function<bool()>& ready, const char* what, u64 deadline, bool interruptible = true) {
         const HostWait wait{ready, what, deadline, interruptible};
@@ -123,6 +124,7 @@ uint64_t Executor::random() {
 
 uint64_t Executor::world_begin(int ranks, Schedule schedule) {
     Guard guard(state_->lock);
+    schedule.by_time = state_->by_time;
     const uint64_t number = state_->world.begin(ranks, schedule);
     state_->events.clear();
     return number;
@@ -171,6 +173,12 @@ void Executor::set_schedule(Schedule schedule) {
     Guard guard(state_->lock);
     if (state_->world.open()) throw std::logic_error("a world has its own schedule");
     state_->scheduler.ready().set_schedule(schedule);
+}
+
+void Executor::schedule_by_time(bool on) {
+    Guard guard(state_->lock);
+    state_->by_time = on;
+    if (!state_->world.open()) state_->scheduler.ready().set_schedule({.by_time = on});
 }
 
 uint64_t Executor::now_ns() { return state_->scheduler.clock.now(); }

@@ -41,6 +41,7 @@ struct Launch {
 struct Schedule {
     uint64_t seed = 0;      // 0: first come, first served; otherwise all choices are drawn from it
     unsigned freeze = 512;  // one wake-up in `freeze` freezes a whole warp for a long time; 0: never
+    bool by_time = false;   // among kernels' threads, one that has spent least time goes first, whatever the seed
 };
 
 // Extra work for a thread that drives kernels outside a world. It must not wait, throw or call the executor. It is not
@@ -110,6 +111,8 @@ class Executor {
     void wait_event(int id, const char* what);  // the event stays set; ids are never reused within a world
 
     void set_schedule(Schedule schedule);  // outside a world; world_end restores it
+    // Whether schedules, from this one on, are by time.
+    void schedule_by_time(bool on);
     uint64_t now_ns();
     std::string last_stall() const;  // the dump at the last jump of the clock to a kernel's deadline
     std::string dump() const;        // where each thread waits now

@@ -41,6 +41,7 @@ struct Fiber {
     void* ready_argument = nullptr;
     u64 deadline = kForever;
     bool timed_out = false;
+    double spent = 0;            // as it has told spend()
     u64 looked_at = 0;           // the scheduler's progress when `ready` was last false
     bool woken_in_vain = false;  // it evaluated `ready` itself, which was false, so it has changed nothing
 };

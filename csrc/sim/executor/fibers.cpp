@@ -49,7 +49,14 @@ void yield(const char* file, int line) {
     Scheduler::get().suspend(State::kReady);
 }
 
+void spend(double cycles) { current->spent = cycles; }
+
 void switch_point(Site site) {
+    const ReadyQueue& ready = Scheduler::get().ready();
+    if (ready.by_time()) {
+        if (ready.has_earlier(*current)) yield(site.file, site.line);
+        return;
+    }
     if (Scheduler::get().ready().draw().one_in(kSwitchOneIn)) yield(site.file, site.line);
 }
 

@@ -13,6 +13,7 @@ void ReadyQueue::set_schedule(Schedule schedule) {
     std::vector<Fiber*> ready = std::move(awake_);
     ready.insert(ready.end(), asleep_.begin(), asleep_.end());
     for (Fiber* fiber = head_; fiber; fiber = fiber->next) ready.push_back(fiber);
+    for (const Timed& timed : timed_) ready.push_back(timed.fiber);
     clear();
     schedule_ = schedule;
     draw_ = Random(schedule.seed);
@@ -27,10 +28,16 @@ void ReadyQueue::clear() {
     head_ = tail_ = nullptr;
     awake_.clear();
     asleep_.clear();
+    timed_.clear();
 }
 
 void ReadyQueue::push(Fiber* fiber) {
     fiber->state = State::kReady;
+    if (by_time()) {
+        timed_.push_back({fiber->spent, ++pushed_, fiber});
+        std::push_heap(timed_.begin(), timed_.end());
+        return;
+    }
     if (!random()) {
         fiber->next = nullptr;
         (tail_ ? tail_->next : head_) = fiber;
@@ -44,6 +51,13 @@ void ReadyQueue::push(Fiber* fiber) {
 
 Fiber* ReadyQueue::pop() {
     turns_++;
+    if (by_time()) {
+        if (timed_.empty()) return nullptr;
+        std::pop_heap(timed_.begin(), timed_.end());
+        Fiber* fiber = timed_.back().fiber;
+        timed_.pop_back();
+        return fiber;
+    }
     if (!random()) {
         Fiber* fiber = head_;
         if (!fiber) return nullptr;

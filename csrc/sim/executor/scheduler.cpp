@@ -133,6 +133,7 @@ void Scheduler::start_launches() {
         const u64 kernel = StreamTable::number_of(stream->grid.serial) - first_launch_;
         for (size_t i = 0; i < stream->grid.size(); i++) {
             stream->grid.fibers[i].identity = kernel << 32 | i << 3;
+            stream->grid.fibers[i].spent = 0;
             ready_.push(&stream->grid.fibers[i]);
         }
     }

@@ -6,8 +6,9 @@ std::unique_ptr<ThreadCount> Block::count_of(u32 thread) {
     if (kernel_ == nullptr) return nullptr;
     const u32 warp = thread / WarpCount::kLanes, lane = thread % WarpCount::kLanes;
     const u32 lanes = std::min(WarpCount::kLanes, all_threads_ - warp * WarpCount::kLanes);
-    WarpCount& of_warp = warps_.try_emplace(warp, kernel_->count, lanes).first->second;
-    return std::make_unique<ThreadCount>(*kernel_, of_warp, lane);
+    WarpCount* const of_warp =
+        counts_->only_times ? nullptr : &warps_.try_emplace(warp, kernel_->count, lanes).first->second;
+    return std::make_unique<ThreadCount>(*counts_, place.launch, *kernel_, of_warp, lane, *time);
 }
 
 }  // namespace deep_ep::ptx

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct Arrivals {
     Known going_on, ended;
     // When the loads of these phases were issued, as counted by ThreadCount::add.
     u64 issued = 0, ended_issue = 0;
+    Moment ends, ended_at;  // the moments at which they end
 };
 
 class Block {
@@ -59,7 +61,9 @@ class Block {
           written_(shared_bytes),
           all_threads_(threads),
           counts_(std::move(counts)),
-          kernel_(kernel) {}
+          kernel_(kernel) {
+        if (counts_) time.emplace(counts_->memory().l2_of(place.rank));
+    }
 
     u8* shared() { return shared_; }
     bool is_shared(const void* memory) const { return memory >= shared_ && memory < shared_ + written_.size(); }
@@ -74,6 +78,9 @@ class Block {
     // Accesses to its shared memory, and its barriers, while the order of accesses is watched.
     Shadow shadow;
     std::map<u64, BarrierClocks> barrier_clocks;
+    // While kernels are counted.
+    std::optional<BlockTime> time;
+    std::map<u64, BarrierMoments> barrier_moments;
 
     // Whether bulk copies into its shared memory exist that no thread has waited for.
     bool has_loads() const {

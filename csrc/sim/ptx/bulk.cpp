@@ -40,6 +40,7 @@ void settle(Lane& lane, Arrivals& arrivals) {
     next.phase = arrivals.phase + 1;
     next.ended = std::move(arrivals.going_on);
     next.ended_issue = arrivals.issued;
+    next.ended_at = std::move(arrivals.ends);
     arrivals = std::move(next);
 }
 
@@ -57,11 +58,12 @@ void initialise(Lane& lane, Step step) {
 }
 
 void arrive(Lane& lane, Step step) {
-    cpu::switch_point(lane.site());
+    lane.turn();
     Arrivals& arrivals = barrier(lane, step, 1);
     settle(lane, arrivals);
     if (arrivals.arrived == arrivals.expected) lane.fail("it arrives at an mbarrier whose phase has not ended");
     ++arrivals.arrived;
+    if (LaneTime* const time = lane.time()) arrivals.ends.join(time->here());
     lane.note_barrier(address_of(lane, step, 1), true);
     if (lane.actor() != nullptr) lane.actor()->release(arrivals.going_on.all);
     arrivals.expected_bytes += lane.get<u32>(step.operands[2]);
@@ -70,7 +72,7 @@ void arrive(Lane& lane, Step step) {
 // Waits for a while, since other threads of the block may still arrive. Nothing else can end a phase here, so a phase
 // that has not ended after many such waits never will.
 void try_wait(Lane& lane, Step step) {
-    cpu::switch_point(lane.site());
+    lane.turn();
     Arrivals& arrivals = barrier(lane, step, 1);
     const u32 parity = lane.get<u32>(step.operands[2]) % 2;
     if (arrivals.phase % 2 == parity && !can_end(arrivals)) {
@@ -87,6 +89,7 @@ void try_wait(Lane& lane, Step step) {
             actor->copies.join(arrivals.ended.copies);
         }
         lane.count_wait(arrivals.ended_issue);
+        if (LaneTime* const time = lane.time()) time->join(arrivals.ended_at, machine::kArrival);
     }
     lane.set<bool>(step.operands[0], ended);
 }
@@ -113,8 +116,7 @@ void load(Lane& lane, Step step) {
             known->set(moment.actor, moment.time);
         }
     }
-    lane.count_access(source, bytes);
-    arrivals.issued = lane.count_copy(bytes);
+    arrivals.issued = lane.count_bulk_load(source, bytes, arrivals.ends);
     arrivals.loads.push_back({target, source, bytes});
     arrivals.issued_bytes += bytes;
 }
@@ -129,7 +131,7 @@ void store(Lane& lane, Step step) {
         lane.fail("a bulk copy of shared memory that was not written");
     }
     u8* const target = lane.locate(step.operands[0], Space::kGlobal, kBulkUnit, Access::kWrite);
-    lane.count_access(target, bytes);
+    lane.count_bulk_store(target, bytes);
     IssuedStore issued{};
     if (Actor* const actor = lane.actor(); actor != nullptr) {
         issued = {actor->copies, actor->issue(Copies::kRead), actor->issue(Copies::kWrite)};
@@ -137,7 +139,10 @@ void store(Lane& lane, Step step) {
     lane.stores().add(target, lane.block().shared() + source, bytes, std::move(issued));
 }
 
-void commit(Lane& lane, Step) { lane.stores().commit(); }
+void commit(Lane& lane, Step) {
+    lane.stores().commit();
+    if (LaneTime* const time = lane.time()) time->commit();
+}
 
 // Accesses of stores are noted when a thread waits for them, with the clock that the thread's copies had at issue.
 void read(Lane& lane, const BulkStores::Store& store) {
@@ -149,12 +154,15 @@ void write(Lane& lane, const BulkStores::Store& store) {
     if (lane.actor() != nullptr) lane.actor()->complete(store.issued.writes);
 }
 void wait_read(Lane& lane, Step step) {
-    lane.stores().read(lane.get<u64>(step.operands[0]), [&](const auto& store) { read(lane, store); });
+    const u64 pending = lane.get<u64>(step.operands[0]);
+    lane.stores().read(pending, [&](const auto& store) { read(lane, store); });
+    if (LaneTime* const time = lane.time()) time->wait_group(pending, false);
 }
 void wait(Lane& lane, Step step) {
+    const u64 pending = lane.get<u64>(step.operands[0]);
+    if (LaneTime* const time = lane.time()) time->wait_group(pending, true);
     lane.stores().complete(
-        lane.get<u64>(step.operands[0]), [&](const auto& store) { read(lane, store); },
-        [&](const auto& store) { write(lane, store); });
+        pending, [&](const auto& store) { read(lane, store); }, [&](const auto& store) { write(lane, store); });
 }
 void fence(Lane& lane, Step) { lane.fence_copies(); }
 

@@ -11,11 +11,12 @@ namespace {
 using Step = const Instruction&;
 using cpu::Collective;
 
+// Numbered above the block's barriers: each mask of each warp has its own.
+u64 barrier_of_warp(u32 mask) { return (u64{1} << 63) | static_cast<u64>(threadIdx.x / 32) << 32 | mask; }
+
 void synchronize_warp(Lane& lane, Step step) {
-    const u32 mask = lane.get<u32>(step.operands[0]), warp = threadIdx.x / 32;
-    // Numbered above the block's barriers: each mask of each warp has its own.
-    const u64 barrier = (u64{1} << 63) | static_cast<u64>(warp) << 32 | mask;
-    lane.sync(barrier, [&] { return cpu::collective(Collective::kSyncWarp, mask, 0, 0, lane.site()); });
+    const u32 mask = lane.get<u32>(step.operands[0]);
+    lane.sync(barrier_of_warp(mask), [&] { return cpu::collective(Collective::kSyncWarp, mask, 0, 0, lane.site()); });
 }
 
 // d|p, value, b, c, mask. The source lane follows PTX ISA, "shfl.sync".
@@ -47,8 +48,10 @@ void shuffle(Lane& lane, Step step) {
             inside = source <= most;
             break;
     }
-    const u64 got = cpu::collective(Collective::kShuffle, lane.get<u32>(given[3]), lane.get<u32>(given[0]),
-                                    inside ? source : self, lane.site());
+    const u32 mask = lane.get<u32>(given[3]), value = lane.get<u32>(given[0]);
+    const u64 got = lane.meet(barrier_of_warp(mask), [&] {
+        return cpu::collective(Collective::kShuffle, mask, value, inside ? source : self, lane.site());
+    });
     lane.set<u32>(step.operands[0], static_cast<u32>(got));
     if (step.count == 6) lane.set<bool>(step.operands[1], inside);
 }
@@ -56,8 +59,10 @@ void shuffle(Lane& lane, Step step) {
 template <Collective kVote, class T>
 void vote(Lane& lane, Step step) {
     const bool mine = lane.holds(step.operands[1]);
-    lane.set<T>(step.operands[0],
-                static_cast<T>(cpu::collective(kVote, lane.get<u32>(step.operands[2]), mine, 0, lane.site())));
+    const u32 mask = lane.get<u32>(step.operands[2]);
+    lane.set<T>(step.operands[0], static_cast<T>(lane.meet(barrier_of_warp(mask), [&] {
+                    return cpu::collective(kVote, mask, mine, 0, lane.site());
+                })));
 }
 
 void synchronize_block(Lane& lane, Step step) {

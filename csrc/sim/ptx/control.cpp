@@ -20,6 +20,10 @@ void leave(Lane& lane, Step) { lane.leave(); }
 constexpr u32 kMaxLog2 = 17;
 
 void sleep(Lane& lane, Step step) {
+    if (LaneTime* const time = lane.time()) {
+        time->sleep(lane.get<u32>(step.operands[0]));
+        return lane.turn();
+    }
     const u64 until = cpu::now_ns() + (u64{lane.get<u32>(step.operands[0])} << std::min(lane.sleep(), kMaxLog2));
     cpu::wait_until([] { return false; }, "nanosleep", until, lane.site().file, lane.site().line);
 }

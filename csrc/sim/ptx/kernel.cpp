@@ -46,6 +46,7 @@ void enter(const void* args) {
         if (kernel != nullptr) {
             kernel->count.launches += blockIdx.x == 0;
             ++kernel->count.blocks;
+            counts->begin(*kernel, head.number, head.rank, gridDim.x, head.not_before);
         }
         here = std::make_unique<RunningBlock>(shared, head, ++blocks, std::move(counts), kernel);
     }
@@ -80,12 +81,14 @@ std::atomic<u64> launches{0};
 
 void prepare(cpu::Launch& launch, std::string& held, const Image& image, const std::string& symbol,
              const LaunchPlace& place) {
+    const auto counts = Counts::active();
     const LaunchHead head{&image,
                           &image.module().function(symbol),
                           image.static_shared_bytes() + launch.shared_bytes,
                           ++launches,
                           place.rank,
-                          place.row};
+                          place.row,
+                          counts ? counts->latest() : 0.0};
     held.assign(reinterpret_cast<const char*>(&head), sizeof(head));
     held.append(static_cast<const char*>(launch.args), launch.args_bytes);
     launch.entry = enter;

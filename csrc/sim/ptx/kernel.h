@@ -15,6 +15,7 @@ struct LaunchHead {
     u64 shared_bytes;  // per block, static and dynamic
     u64 number;        // number of the launch
     u32 rank, row;
+    double not_before;  // while kernels are counted: the time at which it was launched
 };
 
 // The rank whose GPU a launch runs on, and the row of the grid that it stands for (blockIdx.y).

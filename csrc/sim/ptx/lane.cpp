@@ -40,6 +40,8 @@ void Lane::run() {
         if (instruction.guard.kind == OperandKind::kNothing || holds(instruction.guard)) {
             if (__builtin_expect(count_ != nullptr, 0)) count(instruction);
             instruction.handler(*this, instruction);
+        } else if (count_) {
+            count_->time.skip(instruction, frames_.back().slots);
         }
     }
 }
@@ -50,11 +52,36 @@ void Lane::count(const Instruction& instruction) {
     count_->execute(instruction, frames_.back().slots, all);
 }
 
-void Lane::count_access(const u8* memory, u64 bytes) {
-    if (!count_ || is_own(memory)) return;
+void Lane::count_access(const u8* memory, u64 bytes, Access access) {
+    if (!count_) return;
+    const size_t registers = frames_.back().slots;
+    if (is_own(memory)) {
+        if (access == Access::kRead) count_->time.load_own(here(), registers);
+        return;
+    }
     const u64 address = reinterpret_cast<u64>(memory);
     const bool is_shared = block_.is_shared(memory);
-    count_->access({address, static_cast<u32>(bytes), is_shared, !is_shared && block_.is_peers(address)});
+    using Kind = TimedAccess::Kind;
+    const Kind kind = access == Access::kRead ? Kind::kLoad : access == Access::kWrite ? Kind::kStore : Kind::kUpdate;
+    count_->access(here(), registers,
+                   {address, static_cast<u32>(bytes), is_shared, !is_shared && block_.is_peers(address)}, kind);
+}
+
+u64 Lane::count_bulk_load(const u8* source, u64 bytes, Moment& arrives) {
+    if (!count_) return 0;
+    const u64 address = reinterpret_cast<u64>(source);
+    const bool is_peers = block_.is_peers(address);
+    count_->access({address, static_cast<u32>(bytes), false, is_peers});
+    arrives.join(count_->time.bulk_load(address, bytes, is_peers));
+    return count_->add(here(), bytes);
+}
+
+void Lane::count_bulk_store(const u8* target, u64 bytes) {
+    if (!count_) return;
+    const u64 address = reinterpret_cast<u64>(target);
+    const bool is_peers = block_.is_peers(address);
+    count_->access({address, static_cast<u32>(bytes), false, is_peers});
+    count_->time.bulk_store(address, bytes, is_peers);
 }
 
 void Lane::count_load(const u8* memory, u64 bytes) {
@@ -175,7 +202,7 @@ u64 Lane::generic(u64 address, Space space) const {
 
 u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access) {
     u8* const memory = locate(operand, space, bytes, access);
-    if (count_) count_access(memory, bytes);
+    if (count_) count_access(memory, bytes, access);
     if (!actor_ || is_own(memory)) return memory;
     const auto held = hold();
     const bool writes = access != Access::kRead;
@@ -242,6 +269,7 @@ cpu::Site Lane::site() const {
 // --- the order of accesses --------------------------------------------------------------------------
 
 BarrierClocks& Lane::clocks_of(u64 barrier) { return block_.barrier_clocks[barrier]; }
+BarrierMoments& Lane::moments_of(u64 barrier) { return block_.barrier_moments[barrier]; }
 
 Made Lane::made(const void* memory, u64 bytes, Scope scope) const {
     return {actor_->now(), actor_->rank,     actor_->block, scope, reinterpret_cast<u64>(memory),

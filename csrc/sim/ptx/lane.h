@@ -66,12 +66,20 @@ class Lane {
     // The same, for an access that happens later or is not a plain one.
     u8* locate(const Operand& operand, Space space, u64 bytes, Access access);
     // Counts an access of the current instruction, if counting is on.
-    void count_access(const u8* memory, u64 bytes);
+    void count_access(const u8* memory, u64 bytes, Access access);
     void count_load(const u8* memory, u64 bytes);  // a plain load into registers
-    // A bulk copy into shared memory. Returns when it was issued, for count_wait.
-    u64 count_copy(u64 bytes) { return count_ ? count_->add(here(), bytes) : 0; }
+    // Bulk copies into shared memory, and from there. The first returns when it was issued, for count_wait.
+    u64 count_bulk_load(const u8* source, u64 bytes, Moment& arrives);
+    void count_bulk_store(const u8* target, u64 bytes);
     void count_wait(u64 issued) {
         if (count_) count_->wait_for(issued);
+    }
+    // Null if nothing is counted.
+    LaneTime* time() { return count_ ? &count_->time : nullptr; }
+    // Other threads may run first: by time, all whose time is earlier.
+    void turn() {
+        if (count_) cpu::spend(count_->time.cycles());
+        cpu::switch_point(site());
     }
     // An access of a bulk copy to shared or global memory, ordered after `after`.
     void note_copy(const u8* memory, u64 bytes, bool writes, const Epoch& moment, const Clock& after,
@@ -107,12 +115,27 @@ class Lane {
     // Waits for other threads of the block at the barrier with this number, by calling `sync`.
     template <class Sync>
     auto sync(u64 barrier, Sync sync) {
+        if (count_) return meet(barrier, sync);
         if (!actor_) return sync();
         BarrierClocks& clocks = clocks_of(barrier);
         const u64 round = clocks.arrive(actor_->clock);
         actor_->tick();
         const auto result = sync();
         clocks.leave(round, actor_->clock);
+        return result;
+    }
+    // The same without an order of memory: a thread only learns when the others have come.
+    template <class Sync>
+    auto meet(u64 barrier, Sync sync) {
+        if (!count_) return sync();
+        BarrierMoments& moments = moments_of(barrier);
+        LaneTime& time = count_->time;
+        const u64 round = time.cycles() > moments.latest().cycles ? moments.arrive(time.here()) : moments.number();
+        cpu::spend(time.cycles());
+        const auto result = sync();
+        const bool of_warp = here().meets == Meets::kWarp;
+        time.join(moments.leave(round), of_warp ? machine::kWarpBarrier : machine::kBarrier);
+        if (!of_warp) time.count_barrier();
         return result;
     }
     // The generic address of an address in `space`.
@@ -168,6 +191,7 @@ class Lane {
     u8* shared(u64 offset, u64 bytes, Access access);
     void count(const Instruction& instruction);
     BarrierClocks& clocks_of(u64 barrier);
+    BarrierMoments& moments_of(u64 barrier);
     u64 note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old);
     void note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong);
     Made made(const void* memory, u64 bytes, Scope scope) const;

@@ -41,9 +41,9 @@ Lane::Strong strong_of(Step step) {
 
 template <class T>
 T* word(Lane& lane, Step step, u32 operand, Access access) {
-    cpu::switch_point(lane.site());
+    lane.turn();
     u8* const memory = lane.locate(step.operands[operand], step.space, sizeof(T), access);
-    lane.count_access(memory, sizeof(T));
+    lane.count_access(memory, sizeof(T), access);
     return reinterpret_cast<T*>(memory);
 }
 
@@ -51,9 +51,9 @@ T* word(Lane& lane, Step step, u32 operand, Access access) {
 template <class T, int kOrder>
 void strong_load(Lane& lane, Step step) {
     const u32 count = step.vector;
-    cpu::switch_point(lane.site());
+    lane.turn();
     const u8* const from = lane.locate(step.operands[count], step.space, count * sizeof(T), Access::kRead);
-    lane.count_access(from, count * sizeof(T));
+    lane.count_access(from, count * sizeof(T), Access::kRead);
     for (u32 i = 0; i < count; ++i) {
         const T* const element = reinterpret_cast<const T*>(from) + i;
         const auto held = lane.hold();

@@ -24,12 +24,12 @@ from deep_ep_py.tools.bench.machine import describe_machine
 from deep_ep_py.tools.profile.device import Images
 from deep_ep_py.tools.profile.report import profiles
 from deep_ep_py.tools.profile.sass import Sass, disassemble, find_nvdisasm
-from deep_ep_py.tools.profile.tables import hottest, overview
+from deep_ep_py.tools.profile.tables import durations, hottest, longest_path, overview
+from deep_ep_py.tools.profile.times import times
 from deep_ep_py.tools.profile.workload import Workload, run
 
 _BUILD, _VARIABLE = "exact", "DEEP_EP_BUILD"
 _DEFAULT = Workload()
-_HBM_NS, _NVLINK_NS = 700.0, 2300.0
 _LAUNCHED = {
     "normal": ("layout", "notify", "notify_cached", "dispatch", "combine"),
     "low-latency": ("low_latency_dispatch", "low_latency_combine"),
@@ -56,16 +56,14 @@ _INSTALL = f"`DEEP_EP_BUILDS=fast,{_BUILD} pip install '.[gpu]'` in the clone"
 @click.option("--routing", type=click.Choice(["uniform", "deepseek", "skewed"]), default=_DEFAULT.routing)
 @click.option("--warps", type=click.IntRange(1, 32), default=_DEFAULT.warps, help="Warps per block.")
 @click.option("--blocks", type=click.IntRange(1, 64), default=_DEFAULT.blocks, help="Blocks per operation, as counted.")
-@click.option("--gpu-blocks", type=click.IntRange(1, 160), default=24, help="Blocks per operation, for bandwidths.")
-@click.option("--hbm-ns", type=click.FloatRange(1), default=_HBM_NS, help="Latency of a load from own memory.")
-@click.option("--nvlink-ns", type=click.FloatRange(1), default=_NVLINK_NS, help="Latency of a load from a peer's.")
+@click.option("--time", "only_times", is_flag=True, help="Only predict times, which takes less memory.")
+@click.option("--one-gpu", is_flag=True, help="The ranks share a GPU.")
+@click.option("--dtype", type=click.Choice(["bf16", "fp8"]), default=_DEFAULT.dtype, help="Of low-latency dispatches.")
+@click.option("--halves", is_flag=True, help="Launch the halves of low-latency calls one by one, as a hook does.")
+@click.option("--zero-copy", is_flag=True, help="Low-latency combine of results in the Buffer's memory.")
+@click.option("--cached", is_flag=True, help="Also a dispatch along the routes of the first one (normal mode).")
 @click.option("--lines", type=click.IntRange(0), default=10, help="Source lines to list for each kernel.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    default=_DEFAULT.seed,
-    help="Seed of the routing and of the order in which threads run.",
-)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=_DEFAULT.seed, help="Seed of the routing.")
 @click.option(
     "--sass/--no-sass",
     default=None,
@@ -75,18 +73,17 @@ _INSTALL = f"`DEEP_EP_BUILDS=fast,{_BUILD} pip install '.[gpu]'` in the clone"
 @click.option("--json", "json_file", type=OutputFile(), help="Also write everything to this file.")
 def command(
     kernels: tuple[str, ...],
-    gpu_blocks: int,
-    hbm_ns: float,
-    nvlink_ns: float,
+    only_times: bool,
     lines: int,
     sass: bool | None,
     json_file: Path | None,
     **options: object,
 ) -> None:
-    """Count what kernels execute: instructions, memory sectors, bank conflicts, bytes in flight. Needs no GPU.
+    """Count what kernels execute, and predict how long they take. Needs no GPU.
 
-    NVRTC compiles the kernels to PTX, which is interpreted for a dispatch and a combine of all ranks. The figures are
-    those of the PTX, without the effects of ptxas and the GPU; the bandwidths are upper bounds given by latency.
+    NVRTC compiles the kernels to PTX, which is interpreted for a dispatch and a combine of all ranks. Counts are those
+    of the PTX, without the effects of ptxas. A time is the longest path through the threads of all ranks, or what
+    bandwidth allows; launches and host work are not included.
     """
     workload = Workload(**options)  # type: ignore[arg-type]
     _check(workload, kernels)
@@ -94,7 +91,7 @@ def command(
         require_nvrtc()
     except NvrtcUnavailableError as error:
         raise click.ClickException(f"{error}\n{_INSTALL} installs it, and the required build") from None
-    nvdisasm = find_nvdisasm() if sass is not False else None
+    nvdisasm = find_nvdisasm() if sass is not False and not only_times else None
     if sass and nvdisasm is None:
         raise click.BadParameter(
             "nvdisasm is not installed; `pip install nvidia-cuda-nvdisasm` installs it", param_hint="--sass"
@@ -105,13 +102,14 @@ def command(
     try:
         with console.status("compiling and interpreting kernels"):
             images = Images(workload.architecture)
-            rows, counted = run(workload, images)
+            rows, counted = run(workload, images, only_times)
     except OSError as error:
         raise click.ClickException(f"kernel cache (set {FOLDER_VARIABLE} for another folder): {error}") from None
     except (CompileError, DeepEPError, ValueError) as error:
         raise click.ClickException(str(error).strip()) from None
     found = profiles(counted, rows, workload.row_bytes)
     shown = [profile for profile in found if not kernels or profile.name in kernels]
+    predicted = [time for time in times(counted, workload.one_gpu) if not kernels or time.name in kernels]
     codes = {}
     if nvdisasm is not None:
         with console.status("disassembling"):
@@ -119,14 +117,17 @@ def command(
     console.print(
         f"{workload.architecture}, {workload.mode} mode over {workload.fabric}: {workload.ranks} ranks of "
         f"{workload.tokens} tokens, hidden {workload.hidden}, top-{workload.topk} of {workload.experts} experts; "
-        f"{rows} rows received. Blocks have {workload.warps} warps; bandwidths are for {gpu_blocks} blocks."
+        f"{rows} rows received. {'One GPU' if workload.one_gpu else 'A GPU per rank'}; {workload.blocks} blocks per "
+        f"rank, of {workload.warps} warps."
     )
-    latencies = {"own": hbm_ns, **({"NVLink": nvlink_ns} if workload.fabric == "peer" else {})}
-    console.print(overview(shown, gpu_blocks, latencies, codes))
-    for profile in shown if lines else ():
+    if not only_times:
+        console.print(overview(shown, codes))
+    console.print(durations(predicted))
+    for profile in shown if lines and not only_times else ():
         console.print(hottest(profile, lines))
+    for time in predicted if lines else ():
+        console.print(longest_path(time, lines))
     if json_file is not None:
-        assumed = {"blocks": gpu_blocks, "ns": latencies}
         figures = [
             {
                 **profile.as_json(lines),
@@ -140,9 +141,9 @@ def command(
                 "workload": dataclasses.asdict(workload),
                 "machine": describe_machine(),
                 "nvrtc": nvrtc_version(),
-                "assumed": assumed,
                 "rows": rows,
-                "kernels": figures,
+                "kernels": [] if only_times else figures,
+                "times": [time.as_json(lines) for time in predicted],
             },
         )
         console.print(f"Report: {json_file}")

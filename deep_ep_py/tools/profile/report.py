@@ -138,10 +138,6 @@ class KernelProfile:
         """Bytes of rows that a block has in flight when all its warps load."""
         return self.row_bytes_in_flight * self.warps / max(self.blocks, 1)
 
-    def bandwidth(self, blocks: int, latency_ns: float) -> float:
-        """Return the bandwidth that latency allows, in GB/s, by Little's law: bytes in flight divided by latency."""
-        return blocks * self.in_flight_per_block / latency_ns
-
     def as_json(self, lines: int) -> dict[str, Any]:
         """Return the profile for a JSON file, with the first `lines` source lines."""
         return {

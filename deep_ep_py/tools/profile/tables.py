@@ -15,39 +15,49 @@ from rich.text import Text
 from deep_ep_py.base.sources import include_root
 from deep_ep_py.tools.profile.report import KINDS, KernelProfile
 from deep_ep_py.tools.profile.sass import Sass
+from deep_ep_py.tools.profile.times import KernelTime
 
 _KIB = 1024
 _TEXT = 36  # characters of a source line
+_PLACE = 66  # of a place
 _COLUMNS = 4  # kernels side by side in 80 columns
 
 
-def overview(
-    found: Sequence[KernelProfile],
-    blocks: int,
-    latencies_ns: dict[str, float],
-    sass: dict[str, Sass] | None = None,
-) -> Group:
-    """Return the figures of kernels side by side.
-
-    Parameters
-    ----------
-    found
-        The kernels.
-    blocks
-        Blocks per operation on a GPU, each on an SM of its own, for the bandwidths that latency allows.
-    latencies_ns
-        Latency of a load, by the name of the kind of memory.
-    sass
-        Machine code by kernel, if nvdisasm is installed.
-    """
+def overview(found: Sequence[KernelProfile], sass: dict[str, Sass]) -> Group:
+    """Return the counts of kernels side by side, with those of their machine code, by kernel, if there is any."""
     groups = [found[begin : begin + _COLUMNS] for begin in range(0, len(found), _COLUMNS)]
-    return Group(*(_overview(group, blocks, latencies_ns, sass or {}) for group in groups))
+    return Group(*(_overview(group, sass) for group in groups))
 
 
-def _overview(
-    found: Sequence[KernelProfile], blocks: int, latencies_ns: dict[str, float], sass: dict[str, Sass]
-) -> Table:
-    table = Table("", *(profile.name.replace("low_latency_", "ll_") for profile in found), box=box.SIMPLE)
+def durations(predicted: Sequence[KernelTime]) -> Table:
+    """Return the predicted times of launches, and what their longest paths consist of."""
+    table = Table(box=box.SIMPLE, title="Predicted microseconds, and the longest path", title_justify="left")
+    table.add_column("launch", no_wrap=True)
+    for name in ("us", "path", "bytes", "issue", "instr.", "waits", "fences", "barriers"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for time in predicted:
+        us = (f"{value:,.1f}" for value in (time.us, time.path_us, time.bandwidth_us, time.issue_us))
+        path = (f"{value:,}" for value in (time.instructions, time.waits, time.fences, time.barriers))
+        table.add_row(_short(time.title), *us, *path)
+    return table
+
+
+def longest_path(time: KernelTime, count: int) -> Table:
+    """Return the places at which the longest path of a launch takes most time."""
+    table = Table(box=box.SIMPLE, title=f"{time.title}: the longest path", title_justify="left")
+    table.add_column("us", justify="right", min_width=6)
+    table.add_column("place", no_wrap=True)
+    for line in time.lines[:count]:
+        table.add_row(f"{line.us:,.2f}", line.place if len(line.place) <= _PLACE else line.place[: _PLACE - 3] + "...")
+    return table
+
+
+def _short(name: str) -> str:
+    return name.replace("low_latency_", "ll_")
+
+
+def _overview(found: Sequence[KernelProfile], sass: dict[str, Sass]) -> Table:
+    table = Table("", *(_short(profile.name) for profile in found), box=box.SIMPLE)
     for column in table.columns[1:]:
         column.justify = "right"
 
@@ -67,9 +77,6 @@ def _overview(
     row("waits for rows per warp", *(_of_rows(one, f"{one.trips:.1f}") for one in found))
     row("KiB in flight per warp", *(_of_rows(one, f"{one.row_bytes_in_flight / _KIB:.2f}") for one in found))
     row("  per block, thus per SM", *(_of_rows(one, f"{one.in_flight_per_block / _KIB:.1f}") for one in found))
-    for name, latency in latencies_ns.items():
-        title = f"  GB/s at {latency:,.0f} ns, {name}"
-        row(title, *(_of_rows(one, f"{one.bandwidth(blocks, latency):,.0f}") for one in found))
     row("block barriers", *(str(one.block_barriers) for one in found))
     row("grid barriers, per block", *(f"{one.grid_barriers:.0f}" for one in found))
     row("accesses at system scope", *(f"{one.system_scope:,}" for one in found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,18 @@ class Workload:
     warps, blocks : int
         Warps per block, and blocks per operation.
     seed : int
-        Seed of the routing and of the order in which threads run.
+        Seed of the routing.
+    dtype : str
+        Of the rows that a low-latency dispatch delivers: `bf16` or `fp8`.
+    zero_copy : bool
+        Whether a low-latency combine reads results where experts have left them in the Buffer's memory.
+    halves : bool
+        Whether the sending and the receiving half of a call are launches of their own, as with a receive hook
+        (low-latency mode).
+    cached : bool
+        Whether a dispatch along the routes of the first one follows (normal mode).
+    one_gpu : bool
+        Whether the ranks share a GPU.
     """
 
     mode: str = "normal"
@@ -50,14 +62,24 @@ class Workload:
     warps: int = C.cuda.BLOCK_WARPS
     blocks: int = 2
     seed: int = 1
+    dtype: str = "bf16"
+    zero_copy: bool = False
+    halves: bool = False
+    cached: bool = False
+    one_gpu: bool = False
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return 2 * self.hidden
+        """Bytes of a row that a dispatch delivers."""
+        return self.hidden if self.dtype == "fp8" else 2 * self.hidden
+
+    @property
+    def received_shape(self) -> tuple[int, int, int]:
+        """Shape of what a rank receives in low-latency mode."""
+        return self.experts // self.ranks, self.ranks * self.tokens, self.hidden
 
 
-def run(workload: Workload, images: Images | None = None) -> tuple[int, dict[str, Any]]:
+def run(workload: Workload, images: Images | None = None, only_times: bool = False) -> tuple[int, dict[str, Any]]:
     """Run a workload and count what its kernels execute.
 
     Parameters
@@ -66,6 +88,8 @@ def run(workload: Workload, images: Images | None = None) -> tuple[int, dict[str
         The workload.
     images
         The source of kernels for the workload's architecture. Default: NVRTC.
+    only_times
+        Whether to leave out the counts, which take most of the memory.
 
     Returns
     -------
@@ -83,9 +107,9 @@ def run(workload: Workload, images: Images | None = None) -> tuple[int, dict[str
     """
     call = {"normal": _normal, "low-latency": _low_latency}[workload.mode]
     with interpreting(images or Images(workload.architecture), workload.warps, workload.blocks):
-        C.ptx.count(True)
+        C.ptx.count(True, one_gpu=workload.one_gpu, only_times=only_times)
         try:
-            rows = sum(run_ranks(workload.ranks, call, workload, seed=workload.seed))
+            rows = sum(run_ranks(workload.ranks, call, workload))
             return rows, C.ptx.counted()
         finally:
             C.ptx.count(False)
@@ -103,6 +127,7 @@ def _normal(group: Any, workload: Workload) -> int:
     size = Buffer.get_dispatch_config(group.size()).get_nvl_buffer_size_hint(workload.row_bytes, group.size())
     with Buffer(group, size, fabric=workload.fabric, timeout=_TIMEOUT) as buffer:
         layout = buffer.get_dispatch_layout(topk_idx, workload.experts)
+        group.barrier()
         received, _, weights, _, handle, _ = buffer.dispatch(
             x,
             topk_idx=topk_idx,
@@ -111,6 +136,10 @@ def _normal(group: Any, workload: Workload) -> int:
             num_tokens_per_expert=layout[2],
             is_token_in_rank=layout[3],
         )
+        if workload.cached:
+            group.barrier()
+            buffer.dispatch(x, handle=handle)
+        group.barrier()
         buffer.combine(received, handle, topk_weights=weights)
         return int(received.shape[0])
 
@@ -120,9 +149,34 @@ def _low_latency(group: Any, workload: Workload) -> int:
     sizes = (workload.tokens, workload.hidden, group.size(), workload.experts)
     size = Buffer.get_low_latency_rdma_size_hint(*sizes)
     with Buffer(group, num_rdma_bytes=size, low_latency_mode=True, fabric=workload.fabric, timeout=_TIMEOUT) as buffer:
-        received, counts, handle, _, _ = buffer.low_latency_dispatch(
-            x, topk_idx, workload.tokens, workload.experts, use_fp8=False
+        received, counts, handle, _, receive = buffer.low_latency_dispatch(
+            x,
+            topk_idx,
+            workload.tokens,
+            workload.experts,
+            use_fp8=workload.dtype == "fp8",
+            return_recv_hook=workload.halves,
         )
-        assert isinstance(received, torch.Tensor), "rows of BF16 come without scales"
-        buffer.low_latency_combine(received, topk_idx, topk_weights, handle)
+        _receive(group, receive)
+        if workload.zero_copy:
+            results = buffer.get_next_low_latency_combine_buffer(handle)
+        else:
+            results = torch.zeros(workload.received_shape, dtype=torch.bfloat16)
+        _, _, receive = buffer.low_latency_combine(
+            results,
+            topk_idx,
+            topk_weights,
+            handle,
+            zero_copy=workload.zero_copy,
+            return_recv_hook=workload.halves,
+        )
+        _receive(group, receive)
         return int(counts.sum())
+
+
+def _receive(group: Any, hook: Callable[[], None] | None) -> None:
+    """Once all ranks have come this far, start the second half of a call, if it is not a part of the first one."""
+    group.barrier()
+    if hook is not None:
+        hook()
+        group.barrier()

@@ -35,6 +35,7 @@ from deep_ep_py.device.jit.ptx import compile_ptx
 from deep_ep_py.device.jit.report import Outcome, as_table
 from deep_ep_py.errors import CudaError
 from deep_ep_py.tools.cli.compile import command
+from deep_ep_py.tools.profile.sass import disassemble, find_nvdisasm
 from places import DATA
 
 pytestmark = pytest.mark.once
@@ -298,3 +299,64 @@ def test_a_driver_loads_what_its_own_release_compiles(
         return
     with pytest.raises(CudaError, match=said):
         compiler.check_driver(driver)
+
+
+# What the machine code of hot kernels has that slows it down. Each figure is the most that is accepted, and falls as
+# kernels improve; zero is the aim.
+COLD = ("4failE", "7give_upE", "9wait_wordE")
+ACCEPTED = {
+    "layout": {"code_bytes": 5_000, "unused_atomics": 6},
+    "notify": {
+        "code_bytes": 164_000,
+        "fences_in_loops": 19,
+        "local_loads_in_loops": 104,
+        "generic_loads_in_loops": 192,
+        "divisions_in_loops": 6,
+        "unused_atomics": 10,
+    },
+    "dispatch": {
+        "code_bytes": 208_000,
+        "fences_in_loops": 28,
+        "local_loads_in_loops": 283,
+        "generic_loads_in_loops": 842,
+        "divisions_in_loops": 6,
+        "unused_atomics": 11,
+    },
+    "combine": {
+        "code_bytes": 196_000,
+        "fences_in_loops": 32,
+        "local_loads_in_loops": 257,
+        "generic_loads_in_loops": 737,
+        "divisions_in_loops": 6,
+        "unused_atomics": 11,
+    },
+    "low_latency_dispatch": {
+        "code_bytes": 230_000,
+        "fences_in_loops": 29,
+        "local_loads_in_loops": 174,
+        "generic_loads_in_loops": 721,
+        "divisions_in_loops": 10,
+        "unused_atomics": 15,
+    },
+    "low_latency_combine": {
+        "code_bytes": 216_000,
+        "fences_in_loops": 27,
+        "local_loads_in_loops": 117,
+        "generic_loads_in_loops": 328,
+        "divisions_in_loops": 8,
+        "unused_atomics": 12,
+    },
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_machine_code(name: str) -> None:
+    nvdisasm = find_nvdisasm()
+    if nvdisasm is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    code = disassemble(nvdisasm, compiled(name, "sm_90a").cubin, COLD)
+    figures = {**dataclasses.asdict(code), "code_bytes": code.code_bytes}
+    checked = ("code_bytes", "unused_atomics", *(figure for figure in figures if figure.endswith("_in_loops")))
+    above = {figure: figures[figure] for figure in checked if figures[figure] > ACCEPTED[name].get(figure, 0)}
+    assert not above, f"more than accepted: {above}"

@@ -16,7 +16,7 @@ from deep_ep_py.device.jit import NvrtcUnavailableError, require_nvrtc
 from deep_ep_py.tools.profile import cli
 from deep_ep_py.tools.profile.cli import command
 from deep_ep_py.tools.profile.report import kind_of, name_of
-from deep_ep_py.tools.profile.sass import Sass, find_nvdisasm, read_sass
+from deep_ep_py.tools.profile.sass import find_nvdisasm, read_sass
 from places import ROOT
 from ptx_kernels import cache_folder, load_builtins
 
@@ -60,6 +60,39 @@ def test_a_report(tmp_path: Path, mode: str) -> None:
         assert kernel["peer_sectors"] > 0 and kernel["row_bytes_in_flight"] > 0
         assert kernel["grid_barriers"] >= 1
         assert sum(kernel["kinds"].values()) == kernel["instructions"] + kernel["waiting"]
+    times = {time["name"]: time for time in report["times"]}
+    for name in (f"{prefix}dispatch", f"{prefix}combine"):
+        time = times[name]
+        assert 5 < time["us"] < 500 and time["us"] == max(time[f"{kind}_us"] for kind in ("path", "bandwidth", "issue"))
+        assert min(time[figure] for figure in ("instructions", "waits", "fences", "barriers")) > 0
+        assert 0 < sum(line["us"] for line in time["lines"]) <= time["path_us"]
+
+
+@counts
+def test_only_times(tmp_path: Path) -> None:
+    """The halves of a call are launches of their own; without counts their times are the same."""
+    found = []
+    for options in (("--time",), ()):
+        file = tmp_path / f"report{len(found)}.json"
+        done = profile("--mode=low-latency", "--halves", "--dtype=fp8", *SMALL, f"--json={file}", "--lines=2", *options)
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(file.read_text()))
+    only, both = found
+    assert only["kernels"] == [] and both["kernels"] and only["times"] == both["times"]
+    assert [(time["name"], time["number"]) for time in only["times"]] == [
+        (f"low_latency_{name}", number) for name in ("dispatch", "combine") for number in (0, 1)
+    ]
+
+
+@counts
+def test_ranks_that_share_a_gpu_are_nearer_to_each_other(tmp_path: Path) -> None:
+    found = {}
+    for where in ("--one-gpu", "--cached"):
+        done = profile(*SMALL, where, "--time", "--kernel=combine", "--lines=0", f"--json={tmp_path / where}")
+        assert done.exit_code == 0, done.output
+        (combine,) = json.loads((tmp_path / where).read_text())["times"]
+        found[where] = combine["us"]
+    assert found["--one-gpu"] < found["--cached"]
 
 
 @counts
@@ -152,7 +185,48 @@ def test_machine_code() -> None:
         /*0060*/                   LDG.E.128 R8, desc[UR16][R2.64] ;
         /*0070*/                   EXIT ;
     """
-    assert read_sass(text) == Sass(instructions=8, bulk_copies=1, loaded_before_use=2 * 16 * 32)
+    code = read_sass(text)
+    assert (code.instructions, code.bulk_copies, code.loaded_before_use) == (8, 1, 2 * 16 * 32)
+    assert code.code_bytes == 8 * 16
+
+
+LOOP = """
+_Zmain:
+        /*0000*/                   MEMBAR.ALL.SYS ;
+        /*0010*/                   ATOM.E.ADD.64.STRONG.SYS P0, RZ, desc[UR8][R2.64], R4 ;
+        /*0020*/                   ATOM.E.ADD.64.STRONG.SYS P0, R6, desc[UR8][R2.64], R4 ;
+.L_x_1:
+        /*0030*/                   LDL.64 R8, [R1] ;
+        /*0040*/                   LD.E.64 R8, desc[UR8][R2.64] ;
+        /*0050*/                   LD.E.64.STRONG.SYS R8, desc[UR8][R2.64] ;
+        /*0060*/                   CALL.REL.NOINC `($_Zmain$_Zhot) ;
+        /*0070*/              @!P1 CALL.REL.NOINC `($_Zmain$_Zcold) ;
+        /*0080*/               @P0 BRA `(.L_x_1) ;
+        /*0090*/                   LDL.64 R8, [R1] ;
+        /*00a0*/                   EXIT ;
+$_Zmain$_Zhot:
+        /*00b0*/                   MEMBAR.ALL.GPU ;
+        /*00c0*/                   MEMBAR.ALL.CTA ;
+        /*00d0*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm20_div_u64) ;
+        /*00e0*/                   RET.REL.NODEC R2 `(_Zmain) ;
+$_Zmain$_Zcold:
+        /*00f0*/                   MEMBAR.ALL.SYS ;
+        /*0100*/                   RET.REL.NODEC R2 `(_Zmain) ;
+$__internal_0_$__cuda_sm20_div_u64:
+        /*0110*/                   RET.REL.NODEC R2 `(_Zmain) ;
+"""
+
+
+def test_what_stands_in_loops() -> None:
+    """What a function called there executes does too, unless it is one that hardly ever runs."""
+    code = read_sass(LOOP, cold=["cold"])
+    assert (code.fences_in_loops, code.local_loads_in_loops, code.generic_loads_in_loops) == (1, 1, 1)
+    assert (code.divisions_in_loops, code.unused_atomics) == (1, 1)
+    assert read_sass(LOOP).fences_in_loops == 2
+
+
+def test_a_loop_without_a_way_back_is_none() -> None:
+    assert read_sass(LOOP.replace("@P0 BRA", "@P0 FOO"), cold=["cold"]).fences_in_loops == 0
 
 
 @counts

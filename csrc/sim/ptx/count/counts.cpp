@@ -1,5 +1,7 @@
 #include "sim/ptx/count/counts.h"
 
+#include "sim/executor/executor.h"
+
 namespace deep_ep::ptx {
 namespace {
 
@@ -9,7 +11,32 @@ std::shared_ptr<Counts> active_now;
 
 std::shared_ptr<Counts> Counts::active() { return active_now; }
 
-void Counts::count(bool on) { active_now = on ? std::make_shared<Counts>() : nullptr; }
+void Counts::count(bool on, bool one_gpu, bool only_times) {
+    active_now = on ? std::make_shared<Counts>(one_gpu, only_times) : nullptr;
+    cpu::Executor::get().schedule_by_time(on);
+}
+
+double Counts::latest() const {
+    double latest = 0;
+    for (const auto& [rank, end] : ends_) latest = std::max(latest, end);
+    return latest;
+}
+
+void Counts::begin(Kernel& kernel, u64 launch, u32 rank, u32 blocks, double not_before) {
+    if (launches_.count(launch) != 0) return;
+    Moment begin;
+    begin.cycles = std::max(not_before, ends_[rank]);
+    launches_[launch] = {&kernel, kernel.count.times.size(), begin};
+    kernel.count.times.push_back({rank, blocks, begin.cycles, begin, {}});
+}
+
+void Counts::end(u64 launch, const Moment& moment, const Work& work) {
+    const auto& [kernel, number, begin] = launches_.at(launch);
+    LaunchTime& time = kernel->count.times[number];
+    time.end.join(moment);
+    time.work.add(work);
+    ends_[time.rank] = std::max(ends_[time.rank], moment.cycles);
+}
 
 bool Counts::is_peers(u64 address, u32 rank) const {
     const auto next = heaps_.upper_bound(address);
@@ -30,12 +57,18 @@ Counts::Kernel& Counts::of(const Module& module, const Function& entry) {
     Kernel& kernel = kernels_[name];
     kernel.target = module.target;
     kernel.texts.resize(instructions);
+    kernel.costs.resize(instructions);
     for (const Function& function : module.functions) {
         for (const Instruction& instruction : function.code) {
             const Place& place = module.places[instruction.place];
+            kernel.costs[instruction.number] = cost_of(module.opcodes[instruction.opcode]);
             kernel.texts[instruction.number] = {
-                instruction.line, module.opcodes[instruction.opcode], module.describe(instruction.place),
-                place.file < module.files.size() ? module.files[place.file] : std::string(), place.line};
+                instruction.line,
+                module.opcodes[instruction.opcode],
+                module.describe(instruction.place),
+                place.file < module.files.size() ? module.files[place.file] : std::string(),
+                place.line,
+                instruction.place};
         }
     }
     kernel.count.instructions.resize(kernel.texts.size());

@@ -1,7 +1,7 @@
-// Counts of what kernels execute, while counting is on.
+// Counts of what kernels execute, and the time that it should take on a GPU, while counting is on.
 //
-// All counts follow from the instructions that threads execute and from their addresses. None is a time, and they
-// describe PTX: ptxas may schedule differently, and usually does better.
+// All counts follow from the instructions that threads execute and from their addresses. They describe PTX: ptxas may
+// schedule differently, and usually does better.
 #pragma once
 
 #include <map>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sim/ptx/module.h"
+#include "sim/ptx/time/memory_time.h"
 
 namespace deep_ep::ptx {
 
@@ -28,6 +29,15 @@ struct InstructionCount {
     u64 trips = 0, trip_bytes = 0;
 };
 
+// One rank's launch, on the clock of the GPUs that are modelled.
+struct LaunchTime {
+    u32 rank;
+    u32 blocks;
+    double begin;
+    Moment end;  // of its last thread
+    Work work;
+};
+
 struct KernelCount {
     u64 launches = 0;  // on one rank each
     u64 blocks = 0, warps = 0;
@@ -36,6 +46,7 @@ struct KernelCount {
     u64 row_bytes = 0, row_trips = 0;
     u64 max_block_barriers = 0;  // of any thread
     std::vector<InstructionCount> instructions;
+    std::vector<LaunchTime> times;  // of launches, in the order in which they began
 };
 
 // How an instruction is shown.
@@ -45,14 +56,20 @@ struct InstructionText {
     std::string place;  // in the sources, with where it was inlined
     std::string file;   // path of the innermost source file
     u32 file_line;      // and the line there
+    u32 place_number;   // index into Module::places
 };
 
 class Counts {
   public:
     // Null while counting is off.
     static std::shared_ptr<Counts> active();
-    // Starts counting from zero, or stops.
-    static void count(bool on);
+    // Starts counting from zero, or stops. Meanwhile worlds schedule their threads by time. `one_gpu`: the ranks'
+    // blocks share a GPU. `only_times`: of instructions only the executions by threads are counted, which takes less
+    // memory.
+    static void count(bool on, bool one_gpu, bool only_times);
+    Counts(bool one_gpu, bool only_times) : only_times(only_times), memory_(one_gpu) {}
+
+    const bool only_times;
 
     // Declares memory that a rank owns. All other global memory belongs to the rank that accesses it.
     void add_heap(u64 base, u64 bytes, u32 rank) { heaps_[base] = {base + bytes, rank}; }
@@ -61,19 +78,36 @@ class Counts {
     struct Kernel {
         std::string target;
         std::vector<InstructionText> texts;
+        std::vector<Cost> costs;
         KernelCount count;
     };
     // The counts of a kernel, by its symbol. If another module has that symbol too, the target is added to the name.
     Kernel& of(const Module& module, const Function& entry);
     const std::map<std::string, Kernel>& kernels() const { return kernels_; }
 
+    // A launch begins once all earlier ones of its rank have ended, and all that had ended anywhere when it was made.
+    double latest() const;
+    void begin(Kernel& kernel, u64 launch, u32 rank, u32 blocks, double not_before);
+    const Moment& begin_of(u64 launch) const { return launches_.at(launch).begin; }
+    // A thread of the launch ends.
+    void end(u64 launch, const Moment& moment, const Work& work);
+    MemoryTime& memory() { return memory_; }
+
   private:
+    struct Launch {
+        Kernel* kernel;
+        size_t number;  // among the kernel's
+        Moment begin;
+    };
     struct Heap {
         u64 end;
         u32 rank;
     };
     std::map<u64, Heap> heaps_;
     std::map<std::string, Kernel> kernels_;
+    MemoryTime memory_;
+    std::map<u64, Launch> launches_;
+    std::map<u32, double> ends_;  // of the launches of a rank
 };
 
 }  // namespace deep_ep::ptx

@@ -1,19 +1,31 @@
-// What a thread reports to its warp's counts: the instructions that it executes, and when it must wait for its loads.
+// What a thread reports to its warp's counts: the instructions that it executes, when it must wait for its loads, and
+// the time at which it executes them.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
 #include "sim/ptx/count/warp.h"
+#include "sim/ptx/time/lane_time.h"
 
 namespace deep_ep::ptx {
 
 class ThreadCount {
   public:
-    ThreadCount(Counts::Kernel& kernel, WarpCount& warp, u32 lane) : kernel_(kernel), warp_(warp), lane_(lane) {}
+    // `warp`: null if only times are asked for.
+    ThreadCount(Counts& counts, u64 launch, Counts::Kernel& kernel, WarpCount* warp, u32 lane, BlockTime& block)
+        : time(counts.memory(), block, counts.begin_of(launch)),
+          counts_(counts),
+          launch_(launch),
+          kernel_(kernel),
+          warp_(warp),
+          lane_(lane) {}
     ~ThreadCount() {
-        wait();
-        warp_.end(lane_);
+        if (warp_ != nullptr) {
+            wait();
+            warp_->end(lane_);
+        }
+        counts_.end(launch_, time.here(), time.work());
     }
     ThreadCount(const ThreadCount&) = delete;
     ThreadCount& operator=(const ThreadCount&) = delete;
@@ -21,15 +33,31 @@ class ThreadCount {
     // `registers`: where the registers of the function's frame begin. `all`: the instruction meets all threads of the
     // warp (or none).
     void execute(const Instruction& instruction, size_t registers, bool all) {
+        time.execute(instruction, kernel_.costs[instruction.number], registers);
+        ++kernel_.count.instructions[instruction.number].threads;
+        if (warp_ == nullptr) return;
         if (!pending_.empty()) wait_where_used(instruction, registers);
-        warp_.log(lane_).execute(instruction.number);
+        warp_->log(lane_).execute(instruction.number);
         if (instruction.meets == Meets::kNone || !all) return;
-        if (instruction.meets == Meets::kBlock) warp_.meet_block(lane_);
-        warp_.meet(lane_);
+        if (instruction.meets == Meets::kBlock) warp_->meet_block(lane_);
+        warp_->meet(lane_);
     }
-    void access(const CountedAccess& access) { warp_.log(lane_).access(access); }
+    void access(const Instruction& instruction, size_t registers, const CountedAccess& access, TimedAccess::Kind kind) {
+        if (warp_ != nullptr) warp_->log(lane_).access(access);
+        time.access(
+            instruction, kernel_.costs[instruction.number], registers,
+            {access.address, access.bytes, kind, instruction.scope != Scope::kNone, access.is_shared, access.is_peers});
+    }
+    // A bulk copy, which accesses memory by itself.
+    void access(const CountedAccess& access) {
+        if (warp_ != nullptr) warp_->log(lane_).access(access);
+    }
+
+    LaneTime time;
+
     // A load from global memory into registers. The thread waits for it when it first uses one of them.
     void load(const Instruction& instruction, size_t registers, u64 bytes) {
+        if (warp_ == nullptr) return;
         add(instruction, bytes);
         for (u32 i = 0; i < instruction.vector; ++i) {
             if (instruction.operands[i].kind == OperandKind::kRegister) {
@@ -53,7 +81,7 @@ class ThreadCount {
         InstructionCount& counted = kernel_.count.instructions[first_];
         ++counted.trips;
         counted.trip_bytes += bytes_;
-        if (row_bytes_ != 0) warp_.wait_for_rows(lane_, row_bytes_);
+        if (row_bytes_ != 0 && warp_ != nullptr) warp_->wait_for_rows(lane_, row_bytes_);
         bytes_ = row_bytes_ = 0;
         pending_.clear();
     }
@@ -69,8 +97,10 @@ class ThreadCount {
         if (std::any_of(instruction.operands, instruction.operands + instruction.count, is_pending)) wait();
     }
 
+    Counts& counts_;
+    const u64 launch_;
     Counts::Kernel& kernel_;
-    WarpCount& warp_;
+    WarpCount* const warp_;
     const u32 lane_;
     std::vector<size_t> pending_;  // registers
     u64 bytes_ = 0, row_bytes_ = 0;

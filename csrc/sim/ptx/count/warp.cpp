@@ -93,7 +93,6 @@ void WarpCount::put(u32 lane) {
     for (const auto& [instruction, count] : executions) {
         InstructionCount& counted = kernel_.instructions[instruction];
         u32& most = interval.executions[instruction];
-        counted.threads += count;
         if (count <= most) continue;
         counted.warps += count - most;
         most = count;
