@@ -69,6 +69,7 @@ void Lane::count_access(const u8* memory, u64 bytes, Access access) {
 
 u64 Lane::count_bulk_load(const u8* source, u64 bytes, Moment& arrives) {
     if (!count_) return 0;
+    turn_by_time();
     const u64 address = reinterpret_cast<u64>(source);
     const bool is_peers = block_.is_peers(address);
     count_->access({address, static_cast<u32>(bytes), false, is_peers});
@@ -78,6 +79,7 @@ u64 Lane::count_bulk_load(const u8* source, u64 bytes, Moment& arrives) {
 
 void Lane::count_bulk_store(const u8* target, u64 bytes) {
     if (!count_) return;
+    turn_by_time();
     const u64 address = reinterpret_cast<u64>(target);
     const bool is_peers = block_.is_peers(address);
     count_->access({address, static_cast<u32>(bytes), false, is_peers});

@@ -74,6 +74,10 @@ class Lane {
     void count_wait(u64 issued) {
         if (count_) count_->wait_for(issued);
     }
+    // A turn if kernels are counted: before the SM's unit for bulk copies is used, which serves its threads by time.
+    void turn_by_time() {
+        if (count_) turn();
+    }
     // Null if nothing is counted.
     LaneTime* time() { return count_ ? &count_->time : nullptr; }
     // Other threads may run first: by time, all whose time is earlier.

@@ -125,9 +125,7 @@ void LaneTime::access(const Instruction& instruction, const Cost& cost, size_t r
             if (now_.cycles > arrives) arrive(instruction, registers, now_.cycles, true);
         }
         if (kind != Kind::kLoad) {
-            Moment seen = here();
-            seen.cycles = begin + memory_.way(is_peers);
-            memory_.words[word].join(seen);
+            memory_.words[word].join(later(begin + memory_.way(is_peers)));
         }
     }
     if (cost.acquires) block_.l1.clear();
@@ -136,9 +134,7 @@ void LaneTime::access(const Instruction& instruction, const Cost& cost, size_t r
 Moment LaneTime::bulk_load(u64 address, u64 bytes, bool is_peers) {
     move(bytes, is_peers);
     const double issued = block_.copy(bytes, now_.cycles);
-    Moment arrives = here();
-    arrives.cycles = memory_.load(block_.l2, address, bytes, is_peers, issued);
-    return arrives;
+    return later(memory_.load(block_.l2, address, bytes, is_peers, issued));
 }
 
 void LaneTime::bulk_store(u64 address, u64 bytes, bool is_peers) {
@@ -195,6 +191,16 @@ const Moment& LaneTime::here() {
     }
     own_.clear();
     return now_;
+}
+
+Moment LaneTime::later(double cycles) {
+    Moment moment = here();
+    auto stretch = std::make_shared<Stretch>();
+    stretch->before = moment.path;
+    stretch->shares.add(place_, static_cast<float>(cycles - moment.cycles));
+    moment.path = std::move(stretch);
+    moment.cycles = cycles;
+    return moment;
 }
 
 void LaneTime::join(const Moment& moment, double delay) {

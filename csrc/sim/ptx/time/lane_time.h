@@ -49,6 +49,8 @@ class LaneTime {
 
     // The moment now, for others that will wait for it.
     const Moment& here();
+    // A moment at which something that the current instruction has begun will have happened.
+    Moment later(double cycles);
     // Waits for a moment.
     void join(const Moment& moment, double delay = 0);
     void count_barrier() { ++now_.barriers; }
