@@ -126,7 +126,7 @@ __global__ void bulk_loads(const Args args) {
     if (threadIdx.x != 0) return;
     const u32 barrier = bulk::shared_address(&word), bytes = static_cast<u32>(args.amount);
     bulk::init_barrier(barrier, 1);
-    bulk::fence_proxy();
+    asm volatile("fence.proxy.async;" ::: "memory");
     constexpr u64 kApart = 64 << 10, kBetween = 37;  // no two loads of a block are near each other
     u64 sum = 0;
     for (u32 i = 0; i < kTimes; ++i) {

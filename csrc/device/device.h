@@ -25,8 +25,11 @@
 //                                  of u32, u64, i32, i64
 //     read_once(value)             returns the value, which the compiler cannot load again from its origin
 //                                  of u32
-//     add_relaxed<S>(p, v)  add_release<S>(p, v)  add_acq_rel<S>(p, v)
-//                                  of u32, u64, i32; returns the old value
+//     add_relaxed<S>(p, v)  add_release<S>(p, v)
+//                                  of u32, u64, i32; at block scope of a word in shared memory, else of one in global
+//                                  memory. The thread waits for nothing
+//     fetch_add_relaxed<S>(p, v)  fetch_add_release<S>(p, v)  fetch_add_acq_rel<S>(p, v)
+//                                  the same, wherever the word is; returns the old value
 //     cas_relaxed<S>(p, expected, desired)  cas_acquire<S>(...)  cas_release<S>(...)  cas_acq_rel<S>(...)
 //                                  of u32, u64; returns the old value
 //     exchange_acquire<S>(p, v)    of u64; returns the old value, which proves that the new one is in place

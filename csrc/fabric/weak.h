@@ -33,7 +33,7 @@ template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers&, WeakQueue& queue, Waiter& waiter, Completion& completion, u32 to,
                               const Piece* pieces, u32 count, Word word) {
     // It only hands out positions; `ready` below orders the command.
-    const u64 position = device::add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);
+    const u64 position = device::fetch_add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);
     // Back-pressure. The agent's release of `taken` says that it has read the slot's last command. All peers share the
     // ring, so a masked peer is no reason to leave a gap in it.
     if (position >= WeakQueue::kCapacity &&

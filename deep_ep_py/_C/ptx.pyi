@@ -18,6 +18,7 @@ __all__: list[str] = [
     "count",
     "counted",
     "run",
+    "time",
     "watch",
 ]
 
@@ -172,9 +173,9 @@ def add_heap(base: int, bytes: int, rank: int) -> None:
     Declare memory of a rank that kernels of several ranks use.
     """
 
-def count(on: bool, *, one_gpu: bool = False, only_times: bool = False) -> None:
+def count(on: bool) -> None:
     """
-    Start counting what kernels execute, from zero, or stop. Meanwhile kernels' threads are scheduled by the time that they have spent on a GPU; `one_gpu`: on one that all ranks share. `only_times`: of instructions only the executions by threads are counted, which takes less memory.
+    Start counting what kernels execute, from zero, or stop.
     """
 
 def counted() -> dict[str, tuple[KernelCount, list[InstructionCount]]]:
@@ -185,6 +186,11 @@ def counted() -> dict[str, tuple[KernelCount, list[InstructionCount]]]:
 def run(image: Image, symbol: str, *, blocks: int = 1, threads: int = 32, shared_bytes: int = 0, args: bytes) -> None:
     """
     Run a kernel of a module on its own. `args`: the bytes of its parameters.
+    """
+
+def time(*, one_gpu: bool, counts: bool) -> None:
+    """
+    Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also count what kernels execute, which takes most of the memory.
     """
 
 def watch(on: bool, *, seed: int = 0) -> None:

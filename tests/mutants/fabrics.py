@@ -12,7 +12,7 @@ _ADD = "add_request(net, qp, index, word);\n    // In order"
 _NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
 _ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none, to, nullptr, 0, word); }()"
 _LOOK = "begin = device::load_relaxed<Scope::kDevice>(reserved);\n    for"
-_ADDED = "device::add_relaxed<Scope::kDevice>(reserved, static_cast<u64>(count));"
+_ADDED = "device::fetch_add_relaxed<Scope::kDevice>(reserved, static_cast<u64>(count));"
 _SWAP = (
     "const u64 found = device::cas_relaxed<Scope::kDevice>(reserved, begin, end);\n"
     "        if (found == begin) return true;\n        begin = found;"

@@ -10,7 +10,7 @@ from mutants.mutant import BOUNDS, FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
 _MARK = "device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));"
-_LOOK = "if_current(device::add_release<Scope::kSystem>(own_abort_word(), 0ull));"
+_LOOK = "if_current(device::fetch_add_release<Scope::kSystem>(own_abort_word(), 0ull));"
 _EXCHANGE = "device::exchange_acquire<Scope::kSystem>(theirs, word);"
 # Mimics a slow link, which is not a bug: the peer may have checked for the last time before it is notified.
 _SLOWLY = "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kSystem>(own_abort_word());\n"
@@ -85,8 +85,8 @@ MUTANTS = (
     silent(
         "last block: relaxed count",
         "kernels/common/operation.h",
-        "device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_arrived[arrival], 1u)",
-        "device::add_relaxed<Scope::kDevice>(&ticket_.blocks_arrived[arrival], 1u)",
+        "device::fetch_add_acq_rel<Scope::kDevice>(&ticket_.blocks_arrived[arrival], 1u)",
+        "device::fetch_add_relaxed<Scope::kDevice>(&ticket_.blocks_arrived[arrival], 1u)",
         "peer",
         "ibgda",
     ),

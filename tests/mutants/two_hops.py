@@ -470,16 +470,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: slot given back when the first of its rows has been summed",
         _OWN_SUMS,
-        "(device::add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 0)",
-        "(device::add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 1)",
+        "(device::fetch_add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 0)",
+        "(device::fetch_add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 1)",
         "fast",
         *TWO_HOPS,
     ),
     silent(
         "two hops: rows of a slot counted without order",
         _OWN_SUMS,
-        "device::add_acq_rel<Scope::kDevice>(counter, 1u)",
-        "device::add_relaxed<Scope::kDevice>(counter, 1u)",
+        "device::fetch_add_acq_rel<Scope::kDevice>(counter, 1u)",
+        "device::fetch_add_relaxed<Scope::kDevice>(counter, 1u)",
         *TWO_HOPS,
     ),
     silent(

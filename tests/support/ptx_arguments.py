@@ -107,7 +107,9 @@ ARGUMENTS = (
     ),
     Argument("without its acquire", "kernels/common/operation.h", "const u64 before = if_current(", _ABORT),
     Argument("without its acquire", "kernels/common/operation.h", "device::exchange_acquire<Scope::kSystem>", _ABORT),
-    Argument("without its release", "kernels/common/operation.h", "const u64 word = if_current(device::add", _ABORT),
+    Argument(
+        "without its release", "kernels/common/operation.h", "const u64 word = if_current(device::fetch_add", _ABORT
+    ),
     Argument("without its acquire", "kernels/common/operation.h", "return (device::load_acquire<Scope::kSy", _MASKS),
     Argument("without its acquire", "kernels/common/operation.h", "u64 found = device::load_acquire<Scope", _MASKS),
     Argument("its release alone", "kernels/common/operation.h", "const u64 before = device::cas_acq_rel", _MASKS),

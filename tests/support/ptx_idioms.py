@@ -15,7 +15,7 @@ _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]+)"')
 _LOC = re.compile(r"\.loc\s+(\d+) (\d+) (\d+)(?:, function_name \S+, inlined_at (\d+) (\d+) (\d+))?")
 _STATEMENT = re.compile(r"^(\s*(?:@!?%p\d+\s+)?)([a-z][\w.:]*)(.*;)(.*)$")
 _ORDERS = re.compile(
-    r"^((ld|st|atom)\..*(acquire|release|acq_rel|relaxed)|bar\.|barrier\.|mbarrier\.|cp\.async\.bulk|fence\.)"
+    r"^((ld|st|atom|red)\..*(acquire|release|acq_rel|relaxed)|bar\.|barrier\.|mbarrier\.|cp\.async\.bulk|fence\.)"
 )
 _TARGET = "/device/cuda/"
 """Sources of functions that only wrap an instruction; their purpose shows at the call site."""
@@ -99,14 +99,21 @@ def _as_if_ended(opcode: str, operands: str) -> str | None:
     return f"setp.eq.u32 {operands.split(',')[0].strip()}, 0, 0;"
 
 
+def _of_the_other_space(opcode: str, operands: str) -> str | None:
+    """Order the other one of global and shared memory before bulk copies."""
+    spaces = {"fence.proxy.async.global": "shared::cta", "fence.proxy.async.shared::cta": "global"}
+    return f"fence.proxy.async.{spaces[opcode]}{operands}" if opcode in spaces else None
+
+
 _WEAKENINGS: dict[str, Change] = {
-    "without its release": _replaced(r"^(st|atom)\.release", r"\1.relaxed"),
+    "without its release": _replaced(r"^(st|atom|red)\.release", r"\1.relaxed"),
     "without its acquire": _replaced(r"^(ld|atom)\.acquire", r"\1.relaxed"),
     "its release alone": _replaced(r"^atom\.acq_rel", "atom.release"),
     "its acquire alone": _replaced(r"^atom\.acq_rel", "atom.acquire"),
-    "device scope": _replaced(r"^((?:ld|st|atom)\..*)\.sys\b", r"\1.gpu"),
-    "block scope": _replaced(r"^((?:ld|st|atom)\..*)\.gpu\b", r"\1.cta"),
+    "device scope": _replaced(r"^((?:ld|st|atom|red)\..*)\.sys\b", r"\1.gpu"),
+    "block scope": _replaced(r"^((?:ld|st|atom|red)\..*)\.gpu\b", r"\1.cta"),
     "left out": _removed(r"bar\.warp\.sync|bar\.sync|fence\.|cp\.async\.bulk\.(wait|commit)_group|mbarrier\.init"),
+    "of the other space": _of_the_other_space,
     "meets no others": _meets_no_others,
     "one warp fewer": _one_warp_fewer,
     "its reads alone": _replaced(r"^cp\.async\.bulk\.wait_group$", "cp.async.bulk.wait_group.read"),

@@ -1,28 +1,27 @@
 // Bulk copies between global and shared memory, executed by the SM's copy engine, for sm_90 and later. Copies that
 // belong together are issued by one thread; any thread may wait for loads.
 //
-// The engine accesses memory through its own proxy. fence_proxy() orders earlier accesses by other instructions before
+// The engine accesses memory through its own proxy. A proxy fence orders earlier accesses by other instructions before
 // its accesses; the wait for its completion orders its accesses before what follows (PTX ISA, async proxy).
 #pragma once
 
-#include "device/cuda/qualifiers.h"
+#include "device/cuda/memory.h"
 #include "wire/types.h"
 
 namespace deep_ep::device::bulk {
 
-// Address of a shared variable in the shared window.
 DEEP_EP_DEVICE u32 shared_address(const void* variable) {
-    u64 address;
-    asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(variable));
-    return static_cast<u32>(address);
+    return static_cast<u32>(device::detail::shared_address(variable));
 }
 
 DEEP_EP_DEVICE void init_barrier(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Orders all accesses of this thread, and those of other threads that it has observed, before its later bulk copies.
-DEEP_EP_DEVICE void fence_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Order accesses of this thread to shared or to global memory, and those of other threads that it has observed, before
+// its later bulk copies. Without a state space, the fence would order all memory, at device scope: some 500 cycles.
+DEEP_EP_DEVICE void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEEP_EP_DEVICE void fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // The barrier's phase ends when these bytes have arrived.
 DEEP_EP_DEVICE void expect(u32 barrier, u32 bytes) {

@@ -1,7 +1,8 @@
 // Loads, stores and atomics with an order and a scope, on words of 4 or 8 bytes.
 //
-// Addresses are generic: a word may be in shared memory, this GPU's memory, a peer's memory or host memory. The relaxed
-// accesses clobber "memory" too: the compiler must not move a plain access across a poll.
+// Addresses are generic: a word may be in shared memory, this GPU's memory, a peer's memory or host memory. Additions
+// whose result is not asked for know which: at block scope the first, else one of the others. The relaxed accesses
+// clobber "memory" too: the compiler must not move a plain access across a poll.
 #pragma once
 
 #include "device/cuda/qualifiers.h"
@@ -21,6 +22,13 @@ struct SameType {
 };
 template <class T>
 using Same = typename SameType<T>::Type;
+
+// Address of a variable in the shared window.
+DEEP_EP_DEVICE u64 shared_address(const void* variable) {
+    u64 address;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(variable));
+    return address;
+}
 
 }  // namespace detail
 
@@ -78,42 +86,50 @@ DEEP_EP_DEVICE void store_release(T* address, detail::Same<T> value) {
     }
 }
 
-// ptxas turns an `atom` whose result is not used into the cheaper `red`.
-template <Scope S, class T>
-DEEP_EP_DEVICE T add_relaxed(T* address, detail::Same<T> value) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
-    T old;
-    if constexpr (sizeof(T) == 4) {
-        DEEP_EP_SCOPED_ASM("atom.relaxed", "add.u32 %0, [%1], %2;", : "=r"(old) : "l"(address), "r"(value) : "memory")
-    } else {
-        DEEP_EP_SCOPED_ASM("atom.relaxed", "add.u64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
+// A reduction, for which the thread does not wait. It names the state space: for a generic address, ptxas emits an
+// atomic and a branch on its result.
+#define DEEP_EP_RED_ASM(order, tail, ...)                                \
+    if constexpr (S == Scope::kBlock) {                                  \
+        asm volatile("red." order ".cta.shared::cta." tail __VA_ARGS__); \
+    } else if constexpr (S == Scope::kDevice) {                          \
+        asm volatile("red." order ".gpu.global." tail __VA_ARGS__);      \
+    } else {                                                             \
+        asm volatile("red." order ".sys.global." tail __VA_ARGS__);      \
     }
-    return old;
-}
+#define DEEP_EP_ADD(function, order)                                                                             \
+    template <Scope S, class T>                                                                                  \
+    DEEP_EP_DEVICE void function(T* address, detail::Same<T> value) {                                            \
+        static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");                                               \
+        const u64 place = S == Scope::kBlock ? detail::shared_address(address) : reinterpret_cast<u64>(address); \
+        if constexpr (sizeof(T) == 4) {                                                                          \
+            DEEP_EP_RED_ASM(order, "add.u32 [%0], %1;", ::"l"(place), "r"(value) : "memory")                     \
+        } else {                                                                                                 \
+            DEEP_EP_RED_ASM(order, "add.u64 [%0], %1;", ::"l"(place), "l"(value) : "memory")                     \
+        }                                                                                                        \
+    }
+DEEP_EP_ADD(add_relaxed, "relaxed")
+DEEP_EP_ADD(add_release, "release")
+#undef DEEP_EP_ADD
+#undef DEEP_EP_RED_ASM
 
-template <Scope S, class T>
-DEEP_EP_DEVICE T add_release(T* address, detail::Same<T> value) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
-    T old;
-    if constexpr (sizeof(T) == 4) {
-        DEEP_EP_SCOPED_ASM("atom.release", "add.u32 %0, [%1], %2;", : "=r"(old) : "l"(address), "r"(value) : "memory")
-    } else {
-        DEEP_EP_SCOPED_ASM("atom.release", "add.u64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
+#define DEEP_EP_FETCH_ADD(function, instruction)                                                 \
+    template <Scope S, class T>                                                                  \
+    DEEP_EP_DEVICE T function(T* address, detail::Same<T> value) {                               \
+        static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");                               \
+        T old;                                                                                   \
+        if constexpr (sizeof(T) == 4) {                                                          \
+            DEEP_EP_SCOPED_ASM(instruction, "add.u32 %0, [%1], %2;", : "=r"(old) : "l"(address), \
+                               "r"(value) : "memory")                                            \
+        } else {                                                                                 \
+            DEEP_EP_SCOPED_ASM(instruction, "add.u64 %0, [%1], %2;", : "=l"(old) : "l"(address), \
+                               "l"(value) : "memory")                                            \
+        }                                                                                        \
+        return old;                                                                              \
     }
-    return old;
-}
-
-template <Scope S, class T>
-DEEP_EP_DEVICE T add_acq_rel(T* address, detail::Same<T> value) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
-    T old;
-    if constexpr (sizeof(T) == 4) {
-        DEEP_EP_SCOPED_ASM("atom.acq_rel", "add.u32 %0, [%1], %2;", : "=r"(old) : "l"(address), "r"(value) : "memory")
-    } else {
-        DEEP_EP_SCOPED_ASM("atom.acq_rel", "add.u64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
-    }
-    return old;
-}
+DEEP_EP_FETCH_ADD(fetch_add_relaxed, "atom.relaxed")
+DEEP_EP_FETCH_ADD(fetch_add_release, "atom.release")
+DEEP_EP_FETCH_ADD(fetch_add_acq_rel, "atom.acq_rel")
+#undef DEEP_EP_FETCH_ADD
 
 #define DEEP_EP_COMPARE_AND_SWAP(function, instruction)                                                             \
     template <Scope S, class T>                                                                                     \

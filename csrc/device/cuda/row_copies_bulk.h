@@ -14,13 +14,13 @@ class RowCopies {
     DEEP_EP_DEVICE explicit RowCopies(void* shared) : stage_(bulk::shared_address(shared)) {
         if (lane() != 0) return;
         bulk::init_barrier(barrier(), 1);
-        // For the barrier, and because the outputs that peers have offered were in use by others until now.
-        bulk::fence_proxy();
+        bulk::fence_shared();  // for the barrier
+        bulk::fence_global();  // the outputs that peers have offered were in use by others until now
     }
 
     // Orders what the first lane has acquired before its loads through the other proxy.
     DEEP_EP_DEVICE void read_what_came() {
-        if (lane() == 0) bulk::fence_proxy();
+        if (lane() == 0) bulk::fence_global();
     }
 
     // One load is in flight at a time, alongside the stores of the previous piece: with as many warps as a block has,

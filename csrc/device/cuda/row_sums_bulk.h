@@ -29,9 +29,12 @@ class RowSums {
         const u32 all = (bytes + SumStage::kPieceBytes - 1) / SumStage::kPieceBytes * n;
         u32 slot = slot_;
         // Orders the loads below, which go through the other proxy, after three things: the initialization of the
-        // barriers; the owners' stores to the rows, which they released at system scope in a release that this lane has
-        // acquired; and the reads of the stage for the previous rows, after which the warp has met.
-        if (lane() == 0) bulk::fence_proxy();
+        // barriers, and the reads of the stage for the previous rows, after which the warp has met; and the owners'
+        // stores to the rows, which they released at system scope in a release that this lane has acquired.
+        if (lane() == 0) {
+            bulk::fence_shared();
+            bulk::fence_global();
+        }
         for (u32 i = 0; i < all && i < SumStage::kPieces; ++i) {
             if (lane() == 0) load(slot, next);
             next.advance();
@@ -54,7 +57,7 @@ class RowSums {
                 __syncwarp();  // the piece has been read
                 if (left != 0) {
                     if (lane() == 0) {
-                        bulk::fence_proxy();  // the piece just read is overwritten through the other proxy
+                        bulk::fence_shared();  // the piece just read is overwritten through the other proxy
                         load(slot_, next);
                     }
                     next.advance();

@@ -402,7 +402,7 @@ class Operation {
     // One thread of each block: returns whether its block is the last of the kernel to get here. It then sees what the
     // others stored before (its acquire reads from their releases). Litmus: count_by_atomics.
     DEEP_EP_DEVICE bool is_last_at(Arrival arrival) {
-        return device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_arrived[arrival], 1u) == gridDim.x - 1;
+        return device::fetch_add_acq_rel<Scope::kDevice>(&ticket_.blocks_arrived[arrival], 1u) == gridDim.x - 1;
     }
     // Threads `first`, `first + step`, ... of the last block, after the barrier that joins them.
     DEEP_EP_DEVICE void give_back(u32 first, u32 step) {
@@ -501,7 +501,7 @@ class Operation {
     // stored by the exchange, or the exchange acquires from its release, and the rows are overwritten after they were
     // loaded (P12). Litmus: last_look.
     DEEP_EP_DEVICE void look_last() {
-        const u64 word = if_current(device::add_release<Scope::kSystem>(own_abort_word(), 0ull));
+        const u64 word = if_current(device::fetch_add_release<Scope::kSystem>(own_abort_word(), 0ull));
         if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
     }
 

@@ -114,7 +114,7 @@ struct OwnerSums {
         const u32 slot = chunk % (own ? wire::kLocalSlots : wire::kSlots);
         u32* const counter = op.slots_read() + node * wire::kSlots + slot;
         // Every chunk of a slot is full, except a row stream's last one.
-        if ((device::add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 0) return;
+        if ((device::fetch_add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 0) return;
         if (own) {
             rows.give_back(chunk, chunks, op.rank());
         } else if (chunk + wire::kSlots < chunks) {

@@ -101,12 +101,17 @@ void bind_ptx(py::module_& module) {
         },
         py::arg("base"), py::arg("bytes"), py::arg("rank"),
         "Declare memory of a rank that kernels of several ranks use.");
+    using What = ptx::Counts::What;
     m.def(
-        "count", &ptx::Counts::count, py::arg("on"), py::kw_only(), py::arg("one_gpu") = false,
-        py::arg("only_times") = false,
-        "Start counting what kernels execute, from zero, or stop. Meanwhile kernels' threads are scheduled by the time "
-        "that they have spent on a GPU; `one_gpu`: on one that all ranks share. `only_times`: of instructions only "
-        "the executions by threads are counted, which takes less memory.");
+        "count", [](bool on) { ptx::Counts::count(on ? What::kExecutions : What::kNothing, false); }, py::arg("on"),
+        "Start counting what kernels execute, from zero, or stop.");
+    m.def(
+        "time", [](bool one_gpu, bool counts) { ptx::Counts::count(counts ? What::kAll : What::kTimes, one_gpu); },
+        py::kw_only(), py::arg("one_gpu"), py::arg("counts"),
+        "Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that "
+        "they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also count "
+        "what "
+        "kernels execute, which takes most of the memory.");
     py::class_<ptx::LaunchTime>(m, "LaunchTime", "The time of a launch, and its longest path.")
         .def_readonly("rank", &ptx::LaunchTime::rank)
         .def_readonly("blocks", &ptx::LaunchTime::blocks)

@@ -76,22 +76,25 @@ void store_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
 }
 
+#define DEEP_EP_FETCH_ADD(function, order)                                   \
+    template <Scope S, class T>                                              \
+    T function(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) { \
+        detail::before_access<S>(address, file, line);                       \
+        return detail::fetch_add<S, T>(address, value, order, file, line);   \
+    }
+DEEP_EP_FETCH_ADD(fetch_add_relaxed, __ATOMIC_RELAXED)
+DEEP_EP_FETCH_ADD(fetch_add_release, __ATOMIC_RELEASE)
+DEEP_EP_FETCH_ADD(fetch_add_acq_rel, __ATOMIC_ACQ_REL)
+#undef DEEP_EP_FETCH_ADD
+
 template <Scope S, class T>
-T add_relaxed(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
-    detail::before_access<S>(address, file, line);
-    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELAXED, file, line);
+void add_relaxed(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    fetch_add_relaxed<S, T>(address, value, file, line);
 }
 
 template <Scope S, class T>
-T add_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
-    detail::before_access<S>(address, file, line);
-    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELEASE, file, line);
-}
-
-template <Scope S, class T>
-T add_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
-    detail::before_access<S>(address, file, line);
-    return detail::fetch_add<S, T>(address, value, __ATOMIC_ACQ_REL, file, line);
+void add_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    fetch_add_release<S, T>(address, value, file, line);
 }
 
 #define DEEP_EP_COMPARE_AND_SWAP(function, order, failed)                                                           \

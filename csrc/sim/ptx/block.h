@@ -35,7 +35,8 @@ struct Arrivals {
     // that has ended. `copies` is kept separately because the thread's own copies are ordered after those without a
     // fence.
     struct Known {
-        Clock all, copies;
+        Clock all;
+        CopyClocks copies;
     };
     Known going_on, ended;
     // When the loads of these phases were issued, as counted by ThreadCount::add.
@@ -62,7 +63,7 @@ class Block {
           all_threads_(threads),
           counts_(std::move(counts)),
           kernel_(kernel) {
-        if (counts_) time.emplace(counts_->memory().l2_of(place.rank));
+        if (counts_ && counts_->times()) time.emplace(counts_->memory().l2_of(place.rank));
     }
 
     u8* shared() { return shared_; }
@@ -78,7 +79,7 @@ class Block {
     // Accesses to its shared memory, and its barriers, while the order of accesses is watched.
     Shadow shadow;
     std::map<u64, BarrierClocks> barrier_clocks;
-    // While kernels are counted.
+    // While times are predicted.
     std::optional<BlockTime> time;
     std::map<u64, BarrierMoments> barrier_moments;
 

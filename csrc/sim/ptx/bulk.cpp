@@ -107,14 +107,16 @@ void load(Lane& lane, Step step) {
     const u8* const source = lane.locate(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead);
     if (Actor* const actor = lane.actor(); actor != nullptr) {
         const Epoch moment = actor->issue(Copies::kLoad);
-        lane.note_copy(lane.block().shared() + target, bytes, true, moment, actor->copies);
-        lane.note_copy(source, bytes, false, moment, actor->copies);
+        lane.note_copy(lane.block().shared() + target, bytes, true, moment, actor->copies.shared);
+        lane.note_copy(source, bytes, false, moment, actor->copies.global);
         // The copy reports its bytes to the mbarrier, so like an arrival it must be ordered after its initialization.
-        lane.note_copy(address_of(lane, step, 3), sizeof(u64), true, moment, actor->copies, Scope::kBlock);
-        for (Clock* const known : {&arrivals.going_on.all, &arrivals.going_on.copies}) {
-            known->join(actor->copies);
-            known->set(moment.actor, moment.time);
-        }
+        lane.note_copy(address_of(lane, step, 3), sizeof(u64), true, moment, actor->copies.shared, Scope::kBlock);
+        Arrivals::Known& known = arrivals.going_on;
+        known.all.join(actor->copies.global);
+        known.all.join(actor->copies.shared);
+        known.all.set(moment.actor, moment.time);
+        known.copies.join(actor->copies);
+        known.copies.set(moment.actor, moment.time);
     }
     arrivals.issued = lane.count_bulk_load(source, bytes, arrivals.ends);
     arrivals.loads.push_back({target, source, bytes});
@@ -146,11 +148,11 @@ void commit(Lane& lane, Step) {
 
 // Accesses of stores are noted when a thread waits for them, with the clock that the thread's copies had at issue.
 void read(Lane& lane, const BulkStores::Store& store) {
-    lane.note_copy(store.source, store.bytes, false, store.issued.reads, store.issued.after);
+    lane.note_copy(store.source, store.bytes, false, store.issued.reads, store.issued.after.shared);
     if (lane.actor() != nullptr) lane.actor()->complete(store.issued.reads);
 }
 void write(Lane& lane, const BulkStores::Store& store) {
-    lane.note_copy(store.target, store.bytes, true, store.issued.writes, store.issued.after);
+    lane.note_copy(store.target, store.bytes, true, store.issued.writes, store.issued.after.global);
     if (lane.actor() != nullptr) lane.actor()->complete(store.issued.writes);
 }
 void wait_read(Lane& lane, Step step) {
@@ -164,7 +166,10 @@ void wait(Lane& lane, Step step) {
     lane.stores().complete(
         pending, [&](const auto& store) { read(lane, store); }, [&](const auto& store) { write(lane, store); });
 }
-void fence(Lane& lane, Step) { lane.fence_copies(); }
+template <bool kGlobal, bool kShared>
+void fence(Lane& lane, Step) {
+    lane.fence_copies(kGlobal, kShared);
+}
 
 const Handlers& bulk_handlers() {
     static const Handlers all{
@@ -176,7 +181,9 @@ const Handlers& bulk_handlers() {
         {"cp.async.bulk.commit_group", commit},
         {"cp.async.bulk.wait_group.read", wait_read},
         {"cp.async.bulk.wait_group", wait},
-        {"fence.proxy.async", fence},
+        {"fence.proxy.async", fence<true, true>},
+        {"fence.proxy.async.global", fence<true, false>},
+        {"fence.proxy.async.shared::cta", fence<false, true>},
     };
     return all;
 }

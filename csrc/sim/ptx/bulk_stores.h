@@ -12,7 +12,7 @@ namespace deep_ep::ptx {
 // The position of an issued copy in the order of accesses: what it is ordered after, and the moments of its read and
 // its write.
 struct IssuedStore {
-    Clock after;
+    CopyClocks after;
     Epoch reads, writes;
 };
 

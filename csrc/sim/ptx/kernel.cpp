@@ -46,7 +46,7 @@ void enter(const void* args) {
         if (kernel != nullptr) {
             kernel->count.launches += blockIdx.x == 0;
             ++kernel->count.blocks;
-            counts->begin(*kernel, head.number, head.rank, gridDim.x, head.not_before);
+            if (counts->times()) counts->begin(*kernel, head.number, head.rank, gridDim.x, head.not_before);
         }
         here = std::make_unique<RunningBlock>(shared, head, ++blocks, std::move(counts), kernel);
     }

@@ -40,8 +40,8 @@ void Lane::run() {
         if (instruction.guard.kind == OperandKind::kNothing || holds(instruction.guard)) {
             if (__builtin_expect(count_ != nullptr, 0)) count(instruction);
             instruction.handler(*this, instruction);
-        } else if (count_) {
-            count_->time.skip(instruction, frames_.back().slots);
+        } else if (LaneTime* const mine = time()) {
+            mine->skip(instruction, frames_.back().slots);
         }
     }
 }
@@ -56,7 +56,7 @@ void Lane::count_access(const u8* memory, u64 bytes, Access access) {
     if (!count_) return;
     const size_t registers = frames_.back().slots;
     if (is_own(memory)) {
-        if (access == Access::kRead) count_->time.load_own(here(), registers);
+        if (time() != nullptr && access == Access::kRead) time()->load_own(here(), registers);
         return;
     }
     const u64 address = reinterpret_cast<u64>(memory);
@@ -73,7 +73,7 @@ u64 Lane::count_bulk_load(const u8* source, u64 bytes, Moment& arrives) {
     const u64 address = reinterpret_cast<u64>(source);
     const bool is_peers = block_.is_peers(address);
     count_->access({address, static_cast<u32>(bytes), false, is_peers});
-    arrives.join(count_->time.bulk_load(address, bytes, is_peers));
+    if (LaneTime* const mine = time()) arrives.join(mine->bulk_load(address, bytes, is_peers));
     return count_->add(here(), bytes);
 }
 
@@ -83,7 +83,7 @@ void Lane::count_bulk_store(const u8* target, u64 bytes) {
     const u64 address = reinterpret_cast<u64>(target);
     const bool is_peers = block_.is_peers(address);
     count_->access({address, static_cast<u32>(bytes), false, is_peers});
-    count_->time.bulk_store(address, bytes, is_peers);
+    if (LaneTime* const mine = time()) mine->bulk_store(address, bytes, is_peers);
 }
 
 void Lane::count_load(const u8* memory, u64 bytes) {

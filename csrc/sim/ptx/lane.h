@@ -74,15 +74,15 @@ class Lane {
     void count_wait(u64 issued) {
         if (count_) count_->wait_for(issued);
     }
-    // A turn if kernels are counted: before the SM's unit for bulk copies is used, which serves its threads by time.
+    // Before the SM's unit for bulk copies is used, which serves its threads by time.
     void turn_by_time() {
-        if (count_) turn();
+        if (time() != nullptr) turn();
     }
-    // Null if nothing is counted.
-    LaneTime* time() { return count_ ? &count_->time : nullptr; }
+    // Null if no times are predicted.
+    LaneTime* time() { return count_ && count_->time ? &*count_->time : nullptr; }
     // Other threads may run first: by time, all whose time is earlier.
     void turn() {
-        if (count_) cpu::spend(count_->time.cycles());
+        if (const LaneTime* const spent = time()) cpu::spend(spent->cycles());
         cpu::switch_point(site());
     }
     // An access of a bulk copy to shared or global memory, ordered after `after`.
@@ -92,8 +92,8 @@ class Lane {
     Actor* actor() { return actor_ ? &*actor_ : nullptr; }
     // An access to an mbarrier, which is a word in shared memory that the threads of the block share.
     void note_barrier(const u8* memory, bool writes);
-    void fence_copies() {
-        if (actor_) actor_->fence_copies();
+    void fence_copies(bool of_global, bool of_shared) {
+        if (actor_) actor_->fence_copies(of_global, of_shared);
     }
     // Scope and ordering of a strong access to a word that `locate` has returned.
     struct Strong {
@@ -119,27 +119,28 @@ class Lane {
     // Waits for other threads of the block at the barrier with this number, by calling `sync`.
     template <class Sync>
     auto sync(u64 barrier, Sync sync) {
-        if (count_) return meet(barrier, sync);
-        if (!actor_) return sync();
-        BarrierClocks& clocks = clocks_of(barrier);
-        const u64 round = clocks.arrive(actor_->clock);
-        actor_->tick();
-        const auto result = sync();
-        clocks.leave(round, actor_->clock);
-        return result;
+        return meet(barrier, [&] {
+            if (!actor_) return sync();
+            BarrierClocks& clocks = clocks_of(barrier);
+            const u64 round = clocks.arrive(actor_->clock);
+            actor_->tick();
+            const auto result = sync();
+            clocks.leave(round, actor_->clock);
+            return result;
+        });
     }
     // The same without an order of memory: a thread only learns when the others have come.
     template <class Sync>
     auto meet(u64 barrier, Sync sync) {
-        if (!count_) return sync();
+        LaneTime* const mine = time();
+        if (mine == nullptr) return sync();
         BarrierMoments& moments = moments_of(barrier);
-        LaneTime& time = count_->time;
-        const u64 round = time.cycles() > moments.latest().cycles ? moments.arrive(time.here()) : moments.number();
-        cpu::spend(time.cycles());
+        const u64 round = mine->cycles() > moments.latest().cycles ? moments.arrive(mine->here()) : moments.number();
+        cpu::spend(mine->cycles());
         const auto result = sync();
         const bool of_warp = here().meets == Meets::kWarp;
-        time.join(moments.leave(round), of_warp ? machine::kWarpBarrier : machine::kBarrier);
-        if (!of_warp) time.count_barrier();
+        mine->join(moments.leave(round), of_warp ? machine::kWarpBarrier : machine::kBarrier);
+        if (!of_warp) mine->count_barrier();
         return result;
     }
     // The generic address of an address in `space`.

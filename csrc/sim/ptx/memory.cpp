@@ -89,6 +89,16 @@ void atomic_add(Lane& lane, Step step) {
     const T before = __atomic_fetch_add(target, value, kOrder);
     updated<T, kOrder>(lane, step, target, before, static_cast<T>(before + value));
 }
+// A reduction: an atomic without a result.
+template <class T, int kOrder>
+void reduce_add(Lane& lane, Step step) {
+    const T value = lane.get<T>(step.operands[1]);
+    T* const target = word<T>(lane, step, 0, Access::kUpdate);
+    const auto held = lane.hold();
+    const T before = __atomic_fetch_add(target, value, kOrder);
+    lane.load_word<T>(target, before, strong_of<kOrder>(step), false);
+    lane.store_word<T>(target, before, static_cast<T>(before + value), strong_of<kOrder>(step), true);
+}
 template <class T, int kOrder>
 void atomic_exchange(Lane& lane, Step step) {
     const T value = lane.get<T>(step.operands[2]);
@@ -231,6 +241,14 @@ Handler find_atomic_of(const Opcode& opcode) {
     return nullptr;
 }
 
+Handler find_reduction(const Opcode& opcode) {
+    const std::string_view type = opcode.type;
+    if (opcode.operation != "add") return nullptr;
+    if (opcode.order == Ordering::kRelaxed) return DEEP_EP_OF_WORD(reduce_add, __ATOMIC_RELAXED);
+    if (opcode.order == Ordering::kRelease) return DEEP_EP_OF_WORD(reduce_add, __ATOMIC_RELEASE);
+    return nullptr;
+}
+
 Handler find_atomic(const Opcode& opcode) {
     switch (opcode.order) {
         case Ordering::kRelaxed:
@@ -256,6 +274,7 @@ bool find_memory(std::string_view text, Instruction& instruction) {
     if (!take_apart(text, opcode, instruction)) return false;
     if (opcode.name == "ld") instruction.handler = find_load(opcode);
     if (opcode.name == "st") instruction.handler = find_store(opcode);
+    if (opcode.name == "red") instruction.handler = find_reduction(opcode);
     if (opcode.name == "atom") instruction.handler = find_atomic(opcode);
     return instruction.handler != nullptr;
 }

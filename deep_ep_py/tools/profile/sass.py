@@ -21,7 +21,7 @@ _WIDE = re.compile(r"^LDG?\..*\b(128|256)\b")
 _BYTES = 16  # of an instruction
 _DIVISION = "__cuda_sm20_div_u64"
 _FENCE = re.compile(r"^MEMBAR\.\w+\.(GPU|SYS)")
-# The result of an atomic that goes to no register is still waited for; a reduction would not be.
+# The sum of an addition that goes to no register is still waited for; a reduction would not be.
 _UNUSED = re.compile(r"^(U?P\w+, )?RZ,")
 
 
@@ -48,7 +48,7 @@ class Sass:
     divisions_in_loops : int
         Number of 64-bit divisions in loops.
     unused_atomics : int
-        Number of atomics in global memory whose result nothing uses.
+        Number of additions to global memory whose result nothing uses.
     """
 
     instructions: int
@@ -126,7 +126,7 @@ def read_sass(text: str, cold: Collection[str] = ()) -> Sass:
         generic_loads_in_loops=sum(opcode.startswith("LD.") and "STRONG" not in opcode for opcode in opcodes),
         divisions_in_loops=sum(step.opcode.startswith("CALL") and _DIVISION in step.operands for step in looping),
         unused_atomics=sum(
-            step.opcode.startswith("ATOM.") and _UNUSED.match(step.operands) is not None for step in steps
+            step.opcode.startswith("ATOM.E.ADD") and _UNUSED.match(step.operands) is not None for step in steps
         ),
     )
 

@@ -107,7 +107,7 @@ def run(workload: Workload, images: Images | None = None, only_times: bool = Fal
     """
     call = {"normal": _normal, "low-latency": _low_latency}[workload.mode]
     with interpreting(images or Images(workload.architecture), workload.warps, workload.blocks):
-        C.ptx.count(True, one_gpu=workload.one_gpu, only_times=only_times)
+        C.ptx.time(one_gpu=workload.one_gpu, counts=not only_times)
         try:
             rows = sum(run_ranks(workload.ranks, call, workload))
             return rows, C.ptx.counted()

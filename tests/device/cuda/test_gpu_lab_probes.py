@@ -68,9 +68,9 @@ def test_the_change_to_combine_applies_once(tmp_path: Path) -> None:
     changed = combine_fence.patch(text)
     lines = [(old, new) for old, new in zip(text.splitlines(), changed.splitlines(), strict=True) if old != new]
     ((old, new),) = lines
-    assert "fence_proxy" in old and "fence.proxy.async.shared::cta" in new
+    assert "fence_shared" in old and "fence.proxy.async;" in new
     for wrong in (changed, text + text):
-        with pytest.raises(ValueError, match="row_sums_bulk.h: expected once: bulk::fence_proxy"):
+        with pytest.raises(ValueError, match="row_sums_bulk.h: expected once: bulk::fence_shared"):
             combine_fence.patch(wrong)
     shutil.copytree(include_root(), tmp_path / "csrc")
     (tmp_path / combine_fence.HEADER).write_text(changed)

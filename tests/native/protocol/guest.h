@@ -19,7 +19,7 @@ class Guest {
     // Reserves WQEBBs, to be written from the returned one on, once they are free.
     u64 take(u32 count) {
         // Relaxed: it only hands out WQEBBs; `filled` orders their contents.
-        const u64 begin = add_relaxed<Scope::kDevice>(queue_.reserved, u64{count});
+        const u64 begin = fetch_add_relaxed<Scope::kDevice>(queue_.reserved, u64{count});
         if (begin + count > queue_.blocks) await_done(begin + count - queue_.blocks, "a guest's room");
         return begin;
     }

@@ -125,3 +125,26 @@ $L_end:
     )
     with pytest.raises(SimtError, match=f"{RACES}|there is no mbarrier"):
         run(entry(body.replace("ORDER", ""), SHARED, parameters=0), threads=64, shared_bytes=64)
+
+
+@pytest.mark.parametrize("space", ["global", "shared::cta"])
+@pytest.mark.parametrize(
+    ("before", "copy", "needed"),
+    [
+        ("st.shared.v2.u64 [%r2], {7, 8};\nFENCE", STORE + AWAIT_STORES, "shared::cta"),
+        ("fence.proxy.async;\nst.shared.v2.u64 [%r2], {7, 8};\nfence.proxy.async.shared::cta;\n"
+         "st.global.u64 [%rd0], 5;\nFENCE", STORE + AWAIT_STORES, "global"),
+        ("st.global.u64 [%rd0], 5;\nmbarrier.init.shared::cta.b64 [%r3], 1;\n"
+         "fence.proxy.async.shared::cta;\nFENCE", "".join(LOAD.splitlines(True)[3:]) + AWAIT_LOAD, "global"),
+        ("mbarrier.init.shared::cta.b64 [%r3], 1;\nFENCE", "".join(LOAD.splitlines(True)[3:]) + AWAIT_LOAD,
+         "shared::cta"),
+    ],
+    ids=["a store reads its stage", "a store writes", "a load reads", "a load uses its barrier"],
+)  # fmt: skip
+def test_a_fence_orders_one_space(space: str, before: str, copy: str, needed: str) -> None:
+    parts = before.replace("FENCE", f"fence.proxy.async.{space};\n"), copy
+    if space == needed:
+        execute(*parts)
+        return
+    with pytest.raises(SimtError, match="data race"):
+        execute(*parts)

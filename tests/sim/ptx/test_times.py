@@ -19,7 +19,7 @@ SLACK = 60  # cycles of the instructions around what a test is about
 
 @pytest.fixture(autouse=True)
 def counted() -> Iterator[None]:
-    C.ptx.count(True)
+    C.ptx.time(one_gpu=False, counts=False)
     yield
     C.ptx.count(False)
 

@@ -43,8 +43,8 @@ UNWRITTEN = "of shared memory is read but was never written"
 @pytest.mark.parametrize(
     ("before", "after", "found"),
     [
-        (r"atom\.release\.sys", "atom.relaxed.sys", RACES),
-        (r"atom\.release\.sys", "atom.release.gpu", RACES),
+        (r"red\.release\.sys", "red.relaxed.sys", RACES),
+        (r"red\.release\.sys", "red.release.gpu", RACES),
         (r"ld\.acquire\.sys", "ld.relaxed.sys", RACES),
         (r"st\.release\.sys", "st.relaxed.sys", r"the host of rank \d reads memory accessed by a thread"),
         (r"ld\.acquire\.sys", "ld.acquire.gpu", RACES),
@@ -68,7 +68,7 @@ def test_normal_mode(weaken: Weaken, before: str, after: str, found: str) -> Non
 @pytest.mark.parametrize(
     ("before", "after", "found"),
     [
-        (r"atom\.release\.sys", "atom.relaxed.sys", RACES),
+        (r"red\.release\.sys", "red.relaxed.sys", RACES),
         (r"ld\.acquire\.sys", "ld.acquire.gpu", RACES),
         (r"bar\.warp\.sync\s+-1;", "", f"{RACES}|{UNWRITTEN}"),
     ],
@@ -86,7 +86,7 @@ def test_a_stage_that_is_used_again_before_it_was_read(weaken: Weaken) -> None:
 @pytest.mark.thorough
 def test_bulk_copies_that_are_not_fenced(weaken: Weaken) -> None:
     """They would not be ordered after the initialization of the mbarrier that counts their bytes."""
-    with weaken(r"fence\.proxy\.async;", ""), pytest.raises((SimtError, DeepEPError), match=RACES):
+    with weaken(r"fence\.proxy\.async\.shared::cta;", ""), pytest.raises((SimtError, DeepEPError), match=RACES):
         normal(4, (1,), fabric="ibgda", ranks_per_node=2)
 
 

@@ -39,12 +39,17 @@ DEEP_EP_DEVICE u64 every_access(const ContractArgs& args) {
     device::store_release<S>(args.signed32 + 3, -1);
     device::store_relaxed<S>(args.signed64 + 2, -1);
     device::store_release<S>(args.signed64 + 3, -1);
-    seen += device::add_relaxed<S>(args.words32 + 4, 1u) + device::add_release<S>(args.words32 + 5, 1u);
-    seen += device::add_relaxed<S>(args.words64 + 4, 1u) + device::add_release<S>(args.words64 + 5, 1u);
-    seen += static_cast<u64>(device::add_relaxed<S>(args.signed32 + 4, -1));
-    seen += static_cast<u64>(device::add_release<S>(args.signed32 + 5, -1));
-    seen += device::add_acq_rel<S>(args.words32 + 6, 1u) + device::add_acq_rel<S>(args.words64 + 6, 1u);
-    seen += static_cast<u64>(device::add_acq_rel<S>(args.signed32 + 6, -1));
+    if constexpr (S != Scope::kBlock) {  // a block adds to words in shared memory
+        device::add_relaxed<S>(args.words32 + 4, 1u);
+        device::add_release<S>(args.words32 + 5, 1u);
+        device::add_relaxed<S>(args.words64 + 4, 1u);
+        device::add_release<S>(args.words64 + 5, 1u);
+        device::add_relaxed<S>(args.signed32 + 4, -1);
+        device::add_release<S>(args.signed32 + 5, -1);
+    }
+    seen += device::fetch_add_relaxed<S>(args.words32 + 6, 1u) + device::fetch_add_release<S>(args.words64 + 6, 1u);
+    seen += device::fetch_add_acq_rel<S>(args.words32 + 6, 1u) + device::fetch_add_acq_rel<S>(args.words64 + 6, 1u);
+    seen += static_cast<u64>(device::fetch_add_acq_rel<S>(args.signed32 + 6, -1));
     seen += device::cas_acq_rel<S>(args.words32 + 7, 0u, 1u) + device::cas_acq_rel<S>(args.words64 + 7, 0u, 1u);
     device::cas_relaxed<S>(args.words32 + 7, 0u, 1u);
     device::cas_acquire<S>(args.words32 + 7, 0u, 1u);

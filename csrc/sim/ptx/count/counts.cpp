@@ -11,9 +11,9 @@ std::shared_ptr<Counts> active_now;
 
 std::shared_ptr<Counts> Counts::active() { return active_now; }
 
-void Counts::count(bool on, bool one_gpu, bool only_times) {
-    active_now = on ? std::make_shared<Counts>(one_gpu, only_times) : nullptr;
-    cpu::Executor::get().schedule_by_time(on);
+void Counts::count(What what, bool one_gpu) {
+    active_now = what == What::kNothing ? nullptr : std::make_shared<Counts>(what, one_gpu);
+    cpu::Executor::get().schedule_by_time(active_now != nullptr && active_now->times());
 }
 
 double Counts::latest() const {

@@ -63,13 +63,16 @@ class Counts {
   public:
     // Null while counting is off.
     static std::shared_ptr<Counts> active();
-    // Starts counting from zero, or stops. Meanwhile worlds schedule their threads by time. `one_gpu`: the ranks'
-    // blocks share a GPU. `only_times`: of instructions only the executions by threads are counted, which takes less
-    // memory.
-    static void count(bool on, bool one_gpu, bool only_times);
-    Counts(bool one_gpu, bool only_times) : only_times(only_times), memory_(one_gpu) {}
+    // Starts counting from zero, or stops. With times, worlds schedule their threads by time meanwhile, and deadlines
+    // never pass.
+    enum class What : u8 { kNothing, kExecutions, kTimes, kAll };
+    // `one_gpu`: the ranks' blocks share a GPU.
+    static void count(What what, bool one_gpu);
+    Counts(What what, bool one_gpu) : what_(what), memory_(one_gpu) {}
 
-    const bool only_times;
+    // Of instructions, at least the executions by threads are counted.
+    bool executions() const { return what_ != What::kTimes; }
+    bool times() const { return what_ != What::kExecutions; }
 
     // Declares memory that a rank owns. All other global memory belongs to the rank that accesses it.
     void add_heap(u64 base, u64 bytes, u32 rank) { heaps_[base] = {base + bytes, rank}; }
@@ -94,6 +97,7 @@ class Counts {
     MemoryTime& memory() { return memory_; }
 
   private:
+    const What what_;
     struct Launch {
         Kernel* kernel;
         size_t number;  // among the kernel's

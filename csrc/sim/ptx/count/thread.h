@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "sim/ptx/count/warp.h"
@@ -12,20 +13,17 @@ namespace deep_ep::ptx {
 
 class ThreadCount {
   public:
-    // `warp`: null if only times are asked for.
-    ThreadCount(Counts& counts, u64 launch, Counts::Kernel& kernel, WarpCount* warp, u32 lane, BlockTime& block)
-        : time(counts.memory(), block, counts.begin_of(launch)),
-          counts_(counts),
-          launch_(launch),
-          kernel_(kernel),
-          warp_(warp),
-          lane_(lane) {}
+    // `warp`: null if only times are asked for. `block`: null if none are.
+    ThreadCount(Counts& counts, u64 launch, Counts::Kernel& kernel, WarpCount* warp, u32 lane, BlockTime* block)
+        : counts_(counts), launch_(launch), kernel_(kernel), warp_(warp), lane_(lane) {
+        if (block != nullptr) time.emplace(counts.memory(), *block, counts.begin_of(launch));
+    }
     ~ThreadCount() {
         if (warp_ != nullptr) {
             wait();
             warp_->end(lane_);
         }
-        counts_.end(launch_, time.here(), time.work());
+        if (time) counts_.end(launch_, time->here(), time->work());
     }
     ThreadCount(const ThreadCount&) = delete;
     ThreadCount& operator=(const ThreadCount&) = delete;
@@ -33,7 +31,7 @@ class ThreadCount {
     // `registers`: where the registers of the function's frame begin. `all`: the instruction meets all threads of the
     // warp (or none).
     void execute(const Instruction& instruction, size_t registers, bool all) {
-        time.execute(instruction, kernel_.costs[instruction.number], registers);
+        if (time) time->execute(instruction, kernel_.costs[instruction.number], registers);
         ++kernel_.count.instructions[instruction.number].threads;
         if (warp_ == nullptr) return;
         if (!pending_.empty()) wait_where_used(instruction, registers);
@@ -44,7 +42,8 @@ class ThreadCount {
     }
     void access(const Instruction& instruction, size_t registers, const CountedAccess& access, TimedAccess::Kind kind) {
         if (warp_ != nullptr) warp_->log(lane_).access(access);
-        time.access(
+        if (!time) return;
+        time->access(
             instruction, kernel_.costs[instruction.number], registers,
             {access.address, access.bytes, kind, instruction.scope != Scope::kNone, access.is_shared, access.is_peers});
     }
@@ -53,7 +52,7 @@ class ThreadCount {
         if (warp_ != nullptr) warp_->log(lane_).access(access);
     }
 
-    LaneTime time;
+    std::optional<LaneTime> time;
 
     // A load from global memory into registers. The thread waits for it when it first uses one of them.
     void load(const Instruction& instruction, size_t registers, u64 bytes) {

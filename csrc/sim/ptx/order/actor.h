@@ -14,6 +14,20 @@ namespace deep_ep::ptx {
 enum class Copies : u8 { kLoad, kRead, kWrite };
 constexpr u32 kKindsOfCopies = 3;
 
+// What bulk copies are ordered after: in their accesses to global memory, and in those to shared memory.
+struct CopyClocks {
+    Clock global, shared;
+
+    void join(const CopyClocks& other) {
+        global.join(other.global);
+        shared.join(other.shared);
+    }
+    void set(u32 actor, u32 time) {
+        global.set(actor, time);
+        shared.set(actor, time);
+    }
+};
+
 struct Actor {
     u32 number;  // among all running actors; its bulk copies have the next numbers
     u32 rank;    // the rank whose GPU it runs on: each rank has its own
@@ -23,14 +37,15 @@ struct Actor {
     // What its bulk copies are ordered after. They access memory through the async proxy, for which only a proxy fence
     // orders other accesses, even the thread's own (PTX ISA, "Async proxy"). Stricter than PTX: a fence of another
     // thread does not count, even if this thread has since synchronized with it.
-    Clock copies;
+    CopyClocks copies;
     u32 issued[kKindsOfCopies] = {};
 
     Epoch now() const { return {number, clock.time_of(number)}; }
     // Starts a new moment: copies of the clock taken so far do not cover what follows.
     void tick() { clock.set(number, clock.time_of(number) + 1); }
-    void fence_copies() {
-        copies.join(clock);
+    void fence_copies(bool of_global, bool of_shared) {
+        if (of_global) copies.global.join(clock);
+        if (of_shared) copies.shared.join(clock);
         tick();
     }
     void release(Clock& barrier) {
@@ -43,7 +58,9 @@ struct Actor {
     // The thread has waited for a copy: its later accesses and copies are ordered after it.
     void complete(const Epoch& copy) {
         clock.set(copy.actor, std::max(copy.time, clock.time_of(copy.actor)));
-        copies.set(copy.actor, std::max(copy.time, copies.time_of(copy.actor)));
+        for (Clock* const one : {&copies.global, &copies.shared}) {
+            one->set(copy.actor, std::max(copy.time, one->time_of(copy.actor)));
+        }
     }
 };
 

@@ -42,10 +42,9 @@ Actor Order::begin(u32 rank, u64 launch, u64 threads, u64 block) {
         number = numbers.back();
         numbers.pop_back();
     }
-    Actor made{number, rank, launch, block, found->second.begin, found->second.begin};
+    Actor made{number, rank, launch, block, found->second.begin, {found->second.begin, found->second.begin}};
     for (u32 kind = 0; kind < kKindsOfCopies; ++kind) made.issued[kind] = made.clock.time_of(number + 1 + kind);
     made.tick();
-    made.fence_copies();
     return made;
 }
 
@@ -54,7 +53,8 @@ void Order::end(Actor& actor) {
     if (found == launches_.end()) return;
     Launch& launch = found->second;
     launch.end.join(actor.clock);
-    launch.end.join(actor.copies);
+    launch.end.join(actor.copies.global);
+    launch.end.join(actor.copies.shared);
     launch.used.push_back(actor.number);
     if (--launch.threads != 0) return;
     Ended& ended = ended_[actor.rank];
