@@ -17,6 +17,7 @@ _SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);
 _SHARES_JOINED = "    if (!op.sync_block()) return false;  // the block's stores come before its share of each signal\n"
 _ROWS_JOINED = "    if (!op.sync_block()) return false;  // all warps' rows come before the first one's put\n"
 _EMPTY_PUT = "op.put_signal(layout.forwarder(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
+_COUNTED = "    for (u32 choice = threadIdx.x; choice < args.tokens * topk; choice += blockDim.x) {\n"
 _LAST = "if (!op.last_warp(kFinished)) return;"
 _FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
@@ -66,24 +67,24 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # --- kernels/low_latency/dispatch_send.h
     silent(
-        "low latency: routing signalled before all lanes have stored it",
+        "low latency: routing signalled before all threads have stored it",
         _SEND,
-        "        __syncwarp();  // all lanes' stores come before lane 0's release of the signal\n",
+        "    if (!op.sync_block()) return false;  // all threads' stores come before any warp's release or post\n",
         "",
         *_MAPPED,
     ),
     silent(
-        "low latency: counts sent before all lanes have counted",
+        "low latency: counts sent before all threads have counted",
         _SEND,
-        "    __syncwarp();  // the counts are complete\n",
+        "    if (!op.sync_block()) return false;  // the counts and the decisions are complete\n",
         "",
         *LOW_LATENCY,
     ),
     silent(
         "low latency: counted before all counts are clear",
         _SEND,
-        "counts[e] = 0;\n    __syncwarp();\n",
-        "counts[e] = 0;\n",
+        _COUNTED,
+        "    clear_counts(counts, experts);\n" + _COUNTED,
         *LOW_LATENCY,
     ),
     one("low latency: share given before the block has stored", _SEND, _SHARES_JOINED, "", "exact", *_MAPPED),
@@ -99,16 +100,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: results begin one too late",
         _SEND,
-        "if (id < begin) ++before;",
-        "if (id <= begin) ++before;",
+        "e < begin; e += device::kWarpSize) before += counts[e];",
+        "e <= begin; e += device::kWarpSize) before += counts[e];",
         "fast",
         *_PUTS,
     ),
     one(
         "low latency: expert named twice counted twice",
         _SEND,
-        "        if (given.first(token, k) != k) continue;\n",
-        "",
+        "const u32 id = given.chosen(choice / topk, choice % topk, 0, experts);",
+        "const u32 id = given.ids(choice);",
         "fast",
         "low latency",
     ),

@@ -23,6 +23,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     const auto shape = Shape::of(args.shape);
     const DispatchScratch scratch(args, shape.ranks(), shape.topk(), shared);
     if ((args.phases & kSend) != 0) {
+        clear_counts(scratch.starts, args.layout.experts_per_rank * shape.ranks());
         if (!op.enter_first(wire::Kind::kLowLatencyDispatch, args.arguments, shape.ranks())) return;
         if (lacks_forwarders(op, args.layout)) return;
         if (!send_dispatch(args, op, shape, scratch)) return;

@@ -43,7 +43,8 @@ struct DispatchShared {
     SharedArray<u8*> targets;  // [warps, topk] where a warp copies a row to
     SharedArray<u32> marks;    // [warps, experts of this rank] which tokens of a unit go to an expert
     SharedArray<u32> offsets;  // [warps, experts of this rank] where an expert's rows of a unit begin
-    SharedArray<u32> starts;   // [ranks, experts of this rank] where an expert's rows of a source begin
+    SharedArray<u32> starts;   // [ranks, experts of this rank] where an expert's rows of a source begin; while sending,
+                               // [experts] the number of tokens of each
     SharedArray<u32> ends;     // [experts of this rank] where an expert's rows end, for the sources seen so far
     SharedArray<Source> sources;
     SharedArray<u32> known;  // [2] number of routings that the first warp has taken

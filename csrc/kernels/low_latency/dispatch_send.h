@@ -29,53 +29,94 @@ DEEP_EP_DEVICE Given given_to(const DispatchArgs& args, const Shape& shape) {
     return {{args, args.layout.experts_per_rank * shape.ranks()}, shape.topk()};
 }
 
-// A warp: sends rank `to` the destinations of this rank's tokens.
+// The message that tells a rank the destinations of this rank's tokens, where it is built and where it goes.
+struct RoutingPlace {
+    u64 target, staged;  // offsets in the receiver's heap, and in this rank's if the receiver is not mapped
+    bool mapped, weighs;
+    u8* message;
+
+    DEEP_EP_DEVICE RoutingPlace(const DispatchArgs& args, const Operation& op, u32 to)
+        : target(op.region_offset() + args.layout.routing(op.rank())),
+          staged(op.region_offset() + args.layout.routing_send(to)),
+          mapped(op.mapped(to)),
+          weighs(args.layout.weighted != 0 && !mapped && args.layout.same_local_index(to, op.rank())),
+          message(mapped ? fabric::address(op.peers(), to, target) : op.peers().local + staged) {}
+};
+
+// The block: writes the routing for a rank. `counts`: of the tokens of each expert.
 template <class Shape>
-DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, const Shape& shape, u32* counts,
-                                      u32 to) {
+DEEP_EP_DEVICE void write_routing(const DispatchArgs& args, const Operation& op, const Shape& shape, const u32* counts,
+                                  u32 to) {
     const wire::LowLatencyLayout& layout = args.layout;
-    const u32 experts = layout.experts_per_rank, begin = to * experts, topk = shape.topk();
-    const u64 target = op.region_offset() + layout.routing(op.rank());
-    const u64 staged = op.region_offset() + layout.routing_send(to);
-    const bool mapped = op.mapped(to);
-    u8* const message = mapped ? fabric::address(op.peers(), to, target) : op.peers().local + staged;
-    auto* const ids = reinterpret_cast<wire::RoutedId*>(message + layout.ids_offset());
-    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) counts[e] = 0;
-    __syncwarp();
+    const u32 experts = layout.experts_per_rank, begin = to * experts;
+    const RoutingPlace place(args, op, to);
+    auto* const ids = reinterpret_cast<wire::RoutedId*>(place.message + layout.ids_offset());
+    auto* const weights = reinterpret_cast<float*>(place.message + layout.weights_offset(args.tokens));
     const Given given = given_to(args, shape);
+    for (u32 choice = threadIdx.x; choice < args.tokens * shape.topk(); choice += blockDim.x) {
+        ids[choice] = static_cast<wire::RoutedId>(given.ids(choice));
+        if (place.weighs) weights[choice] = args.topk_weights[choice];
+    }
+    auto* const sent = reinterpret_cast<u32*>(place.message + sizeof(wire::RoutingHeader));
+    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) sent[e] = counts[begin + e];
+    if (device::warp() != to % device::warps()) return;
     u32 before = 0;
-    for (u32 choice = device::lane(); choice < args.tokens * topk; choice += device::kWarpSize) {
-        const u32 token = choice / topk, k = choice % topk, id = given.id(token, k);
-        ids[choice] = static_cast<wire::RoutedId>(id);
-        if (given.first(token, k) != k) continue;
-        if (id < begin) ++before;
-        if (id - begin < experts) device::add_relaxed<Scope::kBlock>(&counts[id - begin], 1u);
-    }
+    for (u32 e = device::lane(); e < begin; e += device::kWarpSize) before += counts[e];
     before = warp_total(before);
-    __syncwarp();  // the counts are complete
-    const bool weighs = layout.weighted != 0 && !mapped && layout.same_local_index(to, op.rank());
-    auto* const weights = reinterpret_cast<float*>(message + layout.weights_offset(args.tokens));
-    for (u32 choice = device::lane(); weighs && choice < args.tokens * topk; choice += device::kWarpSize) {
-        weights[choice] = args.topk_weights[choice];
-    }
-    auto* const sent = reinterpret_cast<u32*>(message + sizeof(wire::RoutingHeader));
-    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) sent[e] = counts[e];
-    if (device::lane() == 0) {
-        wire::RoutingHeader header{};
-        header.operation = op.number();
-        header.arguments = op.arguments();
-        header.tokens = args.tokens;
-        header.first_result = before;
-        *reinterpret_cast<wire::RoutingHeader*>(message) = header;
-    }
-    if (mapped) {
-        __syncwarp();  // all lanes' stores come before lane 0's release of the signal
+    if (device::lane() != 0) return;
+    wire::RoutingHeader header{};
+    header.operation = op.number();
+    header.arguments = op.arguments();
+    header.tokens = args.tokens;
+    header.first_result = before;
+    *reinterpret_cast<wire::RoutingHeader*>(place.message) = header;
+}
+
+// A warp, after a barrier that follows write_routing(): tells the rank, or posts the message.
+DEEP_EP_DEVICE void send_routing(const DispatchArgs& args, Operation& op, u32 to) {
+    const RoutingPlace place(args, op, to);
+    if (place.mapped) {
         if (device::lane() == 0) op.signal(to, wire::kNotify);
         return;
     }
-    const fabric::Piece piece{staged, target,
-                              weighs ? layout.routing_bytes(args.tokens) : layout.weights_offset(args.tokens)};
+    const fabric::Piece piece{
+        place.staged, place.target,
+        place.weighs ? args.layout.routing_bytes(args.tokens) : args.layout.weights_offset(args.tokens)};
     op.put_signal(to, wire::kNotify, &piece, 1);
+}
+
+// The block, before the operation's first barrier.
+DEEP_EP_DEVICE void clear_counts(u32* counts, u32 experts) {
+    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
+}
+
+// The block: sends its part of the routings. They are built by all threads at once, so that the first rows of no rank
+// wait for a warp that looks at every choice.
+template <class Shape>
+DEEP_EP_DEVICE bool send_routings(const DispatchArgs& args, Operation& op, const Shape& shape,
+                                  const DispatchScratch& scratch) {
+    const u32 ranks = shape.ranks(), topk = shape.topk(), experts = args.layout.experts_per_rank * ranks;
+    if (blockIdx.x >= ranks) return true;
+    const auto receiver = [&](u32 i) { return (op.rank() + 1 + i) % ranks; };
+    u32* const counts = scratch.starts;
+    const Given given = given_to(args, shape);
+    for (u32 choice = threadIdx.x; choice < args.tokens * topk; choice += blockDim.x) {
+        const u32 id = given.chosen(choice / topk, choice % topk, 0, experts);
+        if (id != wire::kNoExpert) device::add_relaxed<Scope::kBlock>(&counts[id], 1u);
+    }
+    // One thread decides for each rank: others may see it masked at another time (P17).
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        scratch.sources[r].takes_part = op.present(r) && op.may_send(r) ? 1 : 0;
+    }
+    if (!op.sync_block()) return false;  // the counts and the decisions are complete
+    for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
+        if (scratch.sources[receiver(i)].takes_part != 0) write_routing(args, op, shape, counts, receiver(i));
+    }
+    if (!op.sync_block()) return false;  // all threads' stores come before any warp's release or post
+    for (u32 i = blockIdx.x + gridDim.x * device::warp(); i < ranks; i += gridDim.x * device::warps()) {
+        if (scratch.sources[receiver(i)].takes_part != 0) send_routing(args, op, receiver(i));
+    }
+    return true;
 }
 
 // A warp: writes a token's row in the format in which it is sent.
@@ -210,11 +251,8 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
 template <class Shape>
 DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const Shape& shape,
                                   const DispatchScratch& scratch) {
-    const u32 ranks = shape.ranks(), warps = device::warps(), puts = args.layout.row_puts;
-    for (u32 i = blockIdx.x * warps + device::warp(); i < ranks; i += gridDim.x * warps) {
-        const u32 to = (op.rank() + 1 + i) % ranks;
-        if (op.present(to) && broadcast(op.may_send(to))) send_routing(args, op, shape, scratch.marks, to);
-    }
+    const u32 ranks = shape.ranks(), puts = args.layout.row_puts;
+    if (!send_routings(args, op, shape, scratch)) return false;
     const u32 nodes = args.layout.nodes();
     for (u32 i = blockIdx.x; i < nodes * puts; i += gridDim.x) {
         const u32 node = (args.layout.node_of(op.rank()) + 1 + i / puts) % nodes;

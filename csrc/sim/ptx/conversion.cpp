@@ -1,5 +1,5 @@
 // Moves, and conversions between types and between state spaces.
-#include "device/bf16.h"
+#include "device/fp8_scales.h"
 #include "sim/ptx/handlers.h"
 #include "sim/ptx/lane.h"
 #include "sim/ptx/types.h"
@@ -39,6 +39,11 @@ void to_bf16_pair(Lane& lane, Step step) {
     lane.set<u32>(step.operands[0], bits(1) << 16 | bits(2));
 }
 
+void to_e4m3_pair(Lane& lane, Step step) {
+    const auto bits = [&](int operand) -> u32 { return float_to_e4m3(lane.get<f32>(step.operands[operand])); };
+    lane.set<u16>(step.operands[0], static_cast<u16>(bits(1) << 8 | bits(2)));
+}
+
 template <Space kSpace>
 void to_generic(Lane& lane, Step step) {
     lane.set<u64>(step.operands[0], lane.generic(lane.get<u64>(step.operands[1]), kSpace));
@@ -70,6 +75,7 @@ const Handlers& conversion_handlers() {
         {"cvt.rn.f32.u32", convert<f32, u32>},
         {"cvt.rn.f32.s32", convert<f32, i32>},
         {"cvt.rn.bf16x2.f32", to_bf16_pair},
+        {"cvt.rn.satfinite.e4m3x2.f32", to_e4m3_pair},
         {"cvta.shared.u64", to_generic<Space::kShared>},
         {"cvta.local.u64", to_generic<Space::kLocal>},
         {"cvta.param.u64", to_generic<Space::kParam>},
