@@ -39,19 +39,27 @@ struct Source {
     u32 takes_part;  // its rows are placed here
 };
 
+// Where a row is placed.
+struct RowPlace {
+    u32 expert;  // of this rank
+    u32 row;     // of the expert
+};
+
 struct DispatchShared {
-    SharedArray<u8*> targets;  // [warps, topk] where a warp copies a row to
-    SharedArray<u32> marks;    // [warps, experts of this rank] which tokens of a unit go to an expert
-    SharedArray<u32> offsets;  // [warps, experts of this rank] where an expert's rows of a unit begin
-    SharedArray<u32> starts;   // [ranks, experts of this rank] where an expert's rows of a source begin; while sending,
-                               // [experts] the number of tokens of each
-    SharedArray<u32> ends;     // [experts of this rank] where an expert's rows end, for the sources seen so far
+    SharedArray<u8*> targets;      // [warps, topk] where a warp copies a row to
+    SharedArray<RowPlace> places;  // [warps, topk] the same place
+    SharedArray<u32> marks;        // [warps, experts of this rank] which tokens of a unit go to an expert
+    SharedArray<u32> offsets;      // [warps, experts of this rank] where an expert's rows of a unit begin
+    SharedArray<u32> starts;  // [ranks, experts of this rank] where an expert's rows of a source begin; while sending,
+                              // [experts] the number of tokens of each
+    SharedArray<u32> ends;    // [experts of this rank] where an expert's rows end, for the sources seen so far
     SharedArray<Source> sources;
     SharedArray<u32> known;  // [2] number of routings that the first warp has taken
     u32 bytes;
 
     constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
         : targets(cut.take<u8*>(block.warps * block.topk)),
+          places(cut.take<RowPlace>(block.warps * block.topk)),
           marks(cut.take<u32>(block.warps * (block.experts / block.ranks))),
           offsets(cut.take<u32>(block.warps * (block.experts / block.ranks))),
           starts(cut.take<u32>(block.experts)),
@@ -64,6 +72,7 @@ struct DispatchShared {
 // The same as addresses; per-warp parts are those of the calling warp.
 struct DispatchScratch {
     u8** targets;
+    RowPlace* places;
     u32* marks;
     u32* offsets;
     u32* starts;
@@ -75,6 +84,7 @@ struct DispatchScratch {
         const u32 experts = args.layout.experts_per_rank, warp = device::warp();
         const DispatchShared at({ranks, experts * ranks, topk, device::warps(), 0});
         targets = at.targets.in(shared) + warp * topk;
+        places = at.places.in(shared) + warp * topk;
         marks = at.marks.in(shared) + warp * experts;
         offsets = at.offsets.in(shared) + warp * experts;
         starts = at.starts.in(shared);

@@ -148,16 +148,18 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
     return plan;
 }
 
-// A warp: stores a row's scales into the columns of the output, as words of 4 bytes. A null `from` stores zeros.
-DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, u32 expert, u32 row) {
+// A warp: stores a row's scales, `bytes` of them, into the columns of the outputs, as words of 4 bytes. A null `from`
+// stores zeros. Scales begin at a multiple of 4 bytes, and a row has room for their last word.
+DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, const RowPlace* places, u32 count) {
     const u32 bytes = args.layout.scales_bytes, words = wire::ceil_div(bytes, sizeof(u32));
-    auto* const to = args.recv_scales + static_cast<u64>(expert) * words * args.scales_stride;
     for (u32 i = device::lane(); i < words; i += device::kWarpSize) {
-        u32 word = 0;  // bytes of the last word beyond the scales are zero
-        for (u32 b = 0; from != nullptr && b < sizeof(u32) && i * sizeof(u32) + b < bytes; ++b) {
-            word |= static_cast<u32>(from[i * sizeof(u32) + b]) << 8 * b;
+        u32 word = from != nullptr ? reinterpret_cast<const u32*>(from)[i] : 0;
+        const u32 left = bytes - i * static_cast<u32>(sizeof(u32));
+        if (left < sizeof(u32)) word &= (1u << 8 * left) - 1;  // bytes of the last word beyond the scales are zero
+        for (u32 n = 0; n < count; ++n) {
+            const u64 column = static_cast<u64>(places[n].expert) * words + i;
+            args.recv_scales[column * args.scales_stride + places[n].row] = word;
         }
-        to[static_cast<u64>(i) * args.scales_stride + row] = word;
     }
 }
 
@@ -217,6 +219,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
             }
             const u64 index = static_cast<u64>(expert) * capacity + at;
             scratch.targets[place] = args.recv_x + index * layout.x_bytes;
+            scratch.places[place] = {expert, at};
             args.origins.tokens[index] = static_cast<i32>(token);
             args.origins.positions[index] = wire::position(source, mapped ? token * topk + k : result + place);
         }
@@ -225,11 +228,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
         __syncwarp();  // the list is complete
         if (here) device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes, args.streaming != 0);
         for (u32 i = 0; !here && i < count; ++i) zero_row(scratch.targets[i], args.layout.x_bytes);
-        for (u32 i = 0; layout.scales_bytes != 0 && i < count; ++i) {
-            const u64 index = static_cast<u64>(scratch.targets[i] - args.recv_x) / layout.x_bytes;
-            place_scales(args, here ? row + layout.x_bytes : nullptr, static_cast<u32>(index / capacity),
-                         static_cast<u32>(index % capacity));
-        }
+        if (layout.scales_bytes != 0) place_scales(args, here ? row + layout.x_bytes : nullptr, scratch.places, count);
         __syncwarp();  // the list has been read
     }
 }
