@@ -13,11 +13,11 @@ _LOGFMT = "device/logfmt.h"
 _MAPPED = ("low latency", "low latency mixed")
 _PUTS = ("low latency weak", "low latency ibgda")
 
-_SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);"
+_SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), share);"
 _SHARES_JOINED = "    if (!op.sync_block()) return false;  // the block's stores come before its share of each signal\n"
 _ROWS_JOINED = "    if (!op.sync_block()) return false;  // all warps' rows come before the first one's put\n"
 _EMPTY_PUT = "op.put_signal(layout.forwarder(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
-_COUNTED = "    for (u32 choice = threadIdx.x; choice < args.tokens * topk; choice += blockDim.x) {\n"
+_COUNTED = "    for (u32 token = threadIdx.x; token < args.tokens; token += blockDim.x) {\n"
 _LAST = "if (!op.last_warp(kFinished)) return;"
 _FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
@@ -29,8 +29,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: shares of a signal that are no unit together",
         _OPERATION,
-        "after = wire::kUnit * (blockIdx.x + 1) / gridDim.x;",
-        "after = before + wire::kUnit / gridDim.x;",
+        "blockIdx.x == 0 ? wire::kUnit - u64{each} * (gridDim.x - 1) : each;",
+        "each;",
         "fast",
         "low latency",
     ),
@@ -39,7 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _OPERATION,
         _SHARE,
         "device::add_relaxed<Scope::kSystem>("
-        "reinterpret_cast<u64*>(peers().base[to] + word_at_peer(kind).offset), after - before);",
+        "reinterpret_cast<u64*>(peers().base[to] + word_at_peer(kind).offset), share);",
         *_MAPPED,
     ),
     silent(
@@ -108,8 +108,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: expert named twice counted twice",
         _SEND,
-        "const u32 id = given.chosen(choice / topk, choice % topk, 0, experts);",
-        "const u32 id = given.ids(choice);",
+        "const u32 id = ids.chosen(k, 0, experts);",
+        "const u32 id = given.id(token, k);",
         "fast",
         "low latency",
     ),

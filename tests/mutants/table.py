@@ -77,8 +77,16 @@ MUTANTS = (
     silent(
         "wait: relaxed",
         "kernels/common/operation.h",
-        "[&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });",
-        "[&] { return device::load_relaxed<Scope::kSystem>(shown) >= expected; });",
+        "acquired = [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; };",
+        "acquired = [&] { return device::load_relaxed<Scope::kSystem>(shown) >= expected; };",
+        "peer",
+        "peer rounds",
+    ),
+    silent(
+        "wait: polled but not acquired",
+        "kernels/common/operation.h",
+        "return device::load_relaxed<Scope::kSystem>(shown) >= expected && acquired();",
+        "return device::load_relaxed<Scope::kSystem>(shown) >= expected;",
         "peer",
         "peer rounds",
     ),

@@ -240,9 +240,16 @@ class Operation {
     // One thread: waits until a word in this rank's memory has reached `expected`. The acquire pairs with the release
     // of the side that adds to it (a peer's kernel, an agent or a NIC): everything ordered before its signal is visible
     // afterwards.
+    //
+    // While it waits it polls relaxed: an acquire takes the lines of all warps out of the SM's L1, also when it finds
+    // nothing. Once the value is there, the acquire reads it or a later one, since it follows that load in the word's
+    // order. Litmus: poll_then_acquire.
     DEEP_EP_DEVICE_CALL bool wait_word(Phase phase, i32 peer, const u64* shown, u64 expected) {
-        return wait(phase, peer, shown, expected,
-                    [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });
+        if (failed()) return false;
+        const auto acquired = [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; };
+        return acquired() || wait(phase, peer, shown, expected, [&] {
+                   return device::load_relaxed<Scope::kSystem>(shown) >= expected && acquired();
+               });
     }
     DEEP_EP_DEVICE bool wait_signal(Phase phase, u32 kind, u32 source, u64 puts) {
         return wait_word(phase, static_cast<i32>(source), word(kind, source), target(kind, source, puts));
@@ -334,8 +341,9 @@ class Operation {
     // barrier: a thread of `to` that acquires the whole unit has read from every block's release, and sees the stores
     // of all blocks.
     DEEP_EP_DEVICE void signal_share(u32 to, u32 kind) {
-        const u64 before = wire::kUnit * blockIdx.x / gridDim.x, after = wire::kUnit * (blockIdx.x + 1) / gridDim.x;
-        if (may_send(to)) fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);
+        const u32 each = static_cast<u32>(wire::kUnit) / gridDim.x;
+        const u64 share = blockIdx.x == 0 ? wire::kUnit - u64{each} * (gridDim.x - 1) : each;
+        if (may_send(to)) fabric::peer::signal(peers(), to, word_at_peer(kind), share);
     }
     // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
     DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {

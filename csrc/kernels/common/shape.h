@@ -12,6 +12,7 @@ struct RuntimeShape {
     u32 row_bytes_;  // bytes of one token's x
     u32 topk_;
 
+    static constexpr u32 kMostTopk = 32;
     DEEP_EP_DEVICE static RuntimeShape of(const RuntimeShape& given) { return given; }
     DEEP_EP_DEVICE u32 ranks() const { return ranks_; }
     DEEP_EP_DEVICE u32 row_bytes() const { return row_bytes_; }
@@ -22,6 +23,7 @@ struct RuntimeShape {
 // top-k makes index arithmetic free of divisions.
 template <u32 kRanks, u32 kRowBytes, u32 kTopk>
 struct StaticShape {
+    static constexpr u32 kMostTopk = kTopk == 0 ? 1 : kTopk;
     DEEP_EP_DEVICE static StaticShape of(const RuntimeShape&) { return {}; }
     DEEP_EP_DEVICE static constexpr u32 ranks() { return kRanks; }
     DEEP_EP_DEVICE static constexpr u32 row_bytes() { return kRowBytes; }

@@ -103,13 +103,38 @@ struct UnitPlan {
     u32 results_before;  // all rows placed here for the source, in earlier units
 };
 
+// A warp: marks the experts of the tokens of a unit. `marks` must be clear, and are set after a __syncwarp.
+template <class Shape>
+DEEP_EP_DEVICE void mark_unit(const DispatchArgs& args, const Operation& op, const Shape& shape, const Routed& routed,
+                              u32* marks, u32 unit, u32 tokens, UnitPlan& plan) {
+    const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
+    const u32 node_experts = args.layout.experts_per_node(), node_begin = begin / node_experts * node_experts;
+    plan.tokens = plan.in_node = 0;
+    for (u32 base = 0; base < wire::kUnitTokens; base += device::kWarpSize) {
+        const u32 bit = base + device::lane(), token = unit * wire::kUnitTokens + bit;
+        bool here = false, in_node = false;
+        if (token < tokens) {
+            const TokenIds<Shape> ids(routed, shape, token);
+            here = ids.chooses_any(begin, experts);
+            in_node = node_experts == experts ? here : ids.chooses_any(node_begin, node_experts);
+#pragma unroll
+            for (u32 k = 0; k < shape.topk(); ++k) {
+                const u32 expert = ids.chosen(k, begin, experts);
+                // Each adds a distinct bit, so the sum is the set.
+                if (expert != wire::kNoExpert) device::add_relaxed<Scope::kBlock>(&marks[expert], 1u << bit);
+            }
+        }
+        plan.tokens |= __ballot_sync(device::kFullMask, here) << base;
+        plan.in_node |= __ballot_sync(device::kFullMask, in_node) << base;
+    }
+}
+
 // A warp: finds how many of the source's tokens each expert has before this unit, and which tokens it has in the unit.
 // Fills scratch.offsets and scratch.marks.
-DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
-                                       const DispatchScratch& scratch, u32 source, u32 unit) {
-    const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
-    const u32 node_experts = args.layout.experts_per_node();
-    const u32 tokens = scratch.sources[source].tokens;
+template <class Shape>
+DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Shape& shape,
+                                       const Routed& routed, const DispatchScratch& scratch, u32 source, u32 unit) {
+    const u32 experts = args.layout.experts_per_rank, tokens = scratch.sources[source].tokens;
     const u32 units_per_put = args.layout.tokens_per_put() / wire::kUnitTokens;
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
         scratch.marks[e] = 0;
@@ -118,22 +143,7 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
     UnitPlan plan{};
     for (u32 u = 0; u <= unit; ++u) {
         __syncwarp();  // the marks are clear
-        for (u32 bit = device::lane(); bit < wire::kUnitTokens; bit += device::kWarpSize) {
-            const u32 token = u * wire::kUnitTokens + bit;
-            for (u32 k = 0; token < tokens && k < routed.topk; ++k) {
-                const u32 expert = routed.chosen(token, k, begin, experts);
-                if (expert == wire::kNoExpert) continue;
-                // Each adds a distinct bit, so the sum is the set.
-                device::add_relaxed<Scope::kBlock>(&scratch.marks[expert], 1u << bit);
-            }
-        }
-        plan.tokens = tokens_of_unit(u, tokens, [&](u32 token) { return routed.chooses_any(token, begin, experts); });
-        plan.in_node = plan.tokens;
-        if (node_experts != experts) {
-            const u32 first = begin / node_experts * node_experts;
-            plan.in_node =
-                tokens_of_unit(u, tokens, [&](u32 token) { return routed.chooses_any(token, first, node_experts); });
-        }
+        mark_unit(args, op, shape, routed, scratch.marks, u, tokens, plan);
         __syncwarp();  // the marks are set
         if (u == unit) break;
         if (u / units_per_put == unit / units_per_put) plan.rows_before += static_cast<u32>(__popc(plan.in_node));
@@ -178,6 +188,17 @@ DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op
     }
 }
 
+// A warp: returns how many experts have a token of the unit.
+DEEP_EP_DEVICE u32 rows_of_token(const u32* marks, u32 experts, u32 bit) {
+    u32 rows = 0;
+    for (u32 base = 0; base < experts; base += device::kWarpSize) {
+        const u32 e = base + device::lane();
+        const bool has = e < experts && (marks[e] >> bit & 1) != 0;
+        rows += static_cast<u32>(__popc(__ballot_sync(device::kFullMask, has)));
+    }
+    return rows;
+}
+
 // A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them starting at `part`. If `here`
 // is false, zeros take the rows' places: the source has been masked since its routing arrived (P17).
 template <class Shape>
@@ -187,7 +208,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = op.rank() * experts;
     const u32 capacity = shape.ranks() * layout.max_tokens;  // rows of an expert
     const Routed routed = routed_of(args, op, source, topk);
-    const UnitPlan plan = plan_unit(args, op, routed, scratch, source, unit);
+    const UnitPlan plan = plan_unit(args, op, shape, routed, scratch, source, unit);
     const bool mapped = op.mapped(source);
     // The rows of a mapped source are read where it wrote them, the rows of other sources where they arrived in this
     // node. These places are overwritten only after all ranks have given back this use of their regions, which follows
@@ -203,15 +224,20 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
         const u32 row_of_put = plan.rows_before + static_cast<u32>(__popc(plan.in_node & bits_below(bit)));
         const u8* const row = rows + (mapped ? token : first_of_put + row_of_put) * layout.row_bytes();
         const bool mine = turn++ % parts == part;
+        if (!mine) {  // only how many results it has matters here
+            if (!mapped) result += rows_of_token(scratch.marks, experts, bit);
+            continue;
+        }
+        const TokenIds<Shape> ids(routed, shape, token);
         u32 count = 0;
         for (u32 base = 0; base < topk; base += device::kWarpSize) {
-            const u32 k = base + device::lane();
-            const u32 expert = k < topk ? routed.chosen(token, k, begin, experts) : wire::kNoExpert;
+            const u32 k = base + device::lane(),
+                      expert = k < topk ? ids.chosen_by_lane(k, begin, experts) : wire::kNoExpert;
             const bool goes = expert != wire::kNoExpert;
             const u32 mask = __ballot_sync(device::kFullMask, goes);
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
             count += static_cast<u32>(__popc(mask));
-            if (!goes || !mine) continue;
+            if (!goes) continue;
             u32 at = scratch.offsets[expert] + static_cast<u32>(__popc(scratch.marks[expert] & bits_below(bit)));
             if (at >= capacity) {  // counts and ids are inconsistent
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, at);
@@ -224,7 +250,6 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
             args.origins.positions[index] = wire::position(source, mapped ? token * topk + k : result + place);
         }
         result += count;
-        if (!mine) continue;
         __syncwarp();  // the list is complete
         if (here) device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes, args.streaming != 0);
         for (u32 i = 0; !here && i < count; ++i) zero_row(scratch.targets[i], args.layout.x_bytes);

@@ -95,14 +95,18 @@ DEEP_EP_DEVICE void clear_counts(u32* counts, u32 experts) {
 template <class Shape>
 DEEP_EP_DEVICE bool send_routings(const DispatchArgs& args, Operation& op, const Shape& shape,
                                   const DispatchScratch& scratch) {
-    const u32 ranks = shape.ranks(), topk = shape.topk(), experts = args.layout.experts_per_rank * ranks;
+    const u32 ranks = shape.ranks(), experts = args.layout.experts_per_rank * ranks;
     if (blockIdx.x >= ranks) return true;
     const auto receiver = [&](u32 i) { return (op.rank() + 1 + i) % ranks; };
     u32* const counts = scratch.starts;
     const Given given = given_to(args, shape);
-    for (u32 choice = threadIdx.x; choice < args.tokens * topk; choice += blockDim.x) {
-        const u32 id = given.chosen(choice / topk, choice % topk, 0, experts);
-        if (id != wire::kNoExpert) device::add_relaxed<Scope::kBlock>(&counts[id], 1u);
+    for (u32 token = threadIdx.x; token < args.tokens; token += blockDim.x) {
+        const TokenIds<Shape> ids(given, shape, token);
+#pragma unroll
+        for (u32 k = 0; k < shape.topk(); ++k) {
+            const u32 id = ids.chosen(k, 0, experts);
+            if (id != wire::kNoExpert) device::add_relaxed<Scope::kBlock>(&counts[id], 1u);
+        }
     }
     // One thread decides for each rank: others may see it masked at another time (P17).
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {

@@ -49,6 +49,46 @@ struct Choices {
     }
 };
 
+// A token's choices, all of which are loaded before any is looked at: a search that loads one after another waits for
+// each.
+template <class Shape>
+class TokenIds {
+  public:
+    template <class Ids>
+    DEEP_EP_DEVICE TokenIds(const Choices<Ids>& choices, const Shape& shape, u32 token) : topk_(shape.topk()) {
+#pragma unroll
+        for (u32 k = 0; k < topk_; ++k) ids_[k] = choices.id(token, k);
+    }
+    // As Choices::chosen(). `k` is the same in all lanes, and a constant where the shape is.
+    DEEP_EP_DEVICE u32 chosen(u32 k, u32 begin, u32 count) const { return first_of(k, ids_[k], begin, count); }
+    // The same for a `k` of each lane, which cannot choose a register: it selects from all choices.
+    DEEP_EP_DEVICE u32 chosen_by_lane(u32 k, u32 begin, u32 count) const {
+        u32 wanted = wire::kNoExpert;
+#pragma unroll
+        for (u32 other = 0; other < topk_; ++other) wanted = other == k ? ids_[other] : wanted;
+        return first_of(k, wanted, begin, count);
+    }
+    DEEP_EP_DEVICE bool chooses_any(u32 begin, u32 count) const {
+        bool any = false;
+#pragma unroll
+        for (u32 k = 0; k < topk_; ++k) any = any || ids_[k] - begin < count;
+        return any;
+    }
+
+  private:
+    DEEP_EP_DEVICE u32 first_of(u32 k, u32 wanted, u32 begin, u32 count) const {
+        if (wanted - begin >= count) return wire::kNoExpert;
+#pragma unroll
+        for (u32 other = 0; other < topk_; ++other) {
+            if (other < k && ids_[other] == wanted) return wire::kNoExpert;
+        }
+        return wanted - begin;
+    }
+
+    const u32 topk_;
+    u32 ids_[Shape::kMostTopk];
+};
+
 // The block: gives up if ranks are left out while the layout forwards rows, since one of these ranks may be needed as a
 // forwarder: the call's graph was captured before they were left out (P17).
 DEEP_EP_DEVICE bool lacks_forwarders(Operation& op, const wire::LowLatencyLayout& layout) {

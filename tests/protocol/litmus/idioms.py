@@ -18,6 +18,22 @@ def _message(release: str = "release", acquire: str = "acquire", scope: str = SY
     )
 
 
+def _poll(acquire: str = "acquire", scope: str = SYS) -> Program:
+    """A payload and its signal; the reader polls the signal relaxed, then acquires it."""
+    return Program(
+        (
+            thread(GPU0, 0, store("data", 1), add("before", "signal", 1, "release", SYS)),
+            thread(
+                GPU1,
+                0,
+                load("polled", "signal", "relaxed", SYS),
+                load("signal", "signal", acquire, scope),
+                load("data", "data"),
+            ),
+        )
+    )
+
+
 def _joined(lanes_meet: bool = True, readers_meet: bool = True) -> Program:
     """One lane copies, another signals; one lane waits, another reads."""
     return Program(
@@ -153,6 +169,13 @@ LITMUS = (
             "a relaxed wait": _message(acquire="relaxed"),
             "device scope": _message(scope=GPU),
         },
+    ),
+    Litmus(
+        "poll_then_acquire",
+        "a thread's stores, for a thread on another GPU that polls its signal relaxed and acquires it once it is there",
+        _poll(),
+        lambda o: o["polled"] == 1 and (o["signal"] == 0 or o["data"] == 0),
+        {"the poll alone": _poll(acquire="relaxed"), "device scope": _poll(scope=GPU)},
     ),
     Litmus(
         "bar_then_release",
