@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "low latency: counts sent before all threads have counted",
         _SEND,
-        "    if (!op.sync_block()) return false;  // the counts and the decisions are complete\n",
+        "    if (!op.sync_block()) return false;  // the counts are complete\n",
         "",
         *LOW_LATENCY,
     ),

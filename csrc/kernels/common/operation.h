@@ -115,6 +115,8 @@ class Operation {
     DEEP_EP_DEVICE const Context& context() const { return context_; }
     // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
     DEEP_EP_DEVICE bool present(u32 rank) const { return !context_.mask.has(rank); }
+    // Whether this Buffer continues without ranks that do not answer (P17).
+    DEEP_EP_DEVICE bool masks_ranks() const { return context_.suspects != nullptr; }
     // True for a rank that this Buffer continues without, since a wait for it timed out (P17). This rank's host stores
     // the bit once that rank has been notified. The acquire orders all later stores, which that rank might still read,
     // after its abort word, which it reads last. Threads may see the bit at different times, so nothing that a block
@@ -430,7 +432,6 @@ class Operation {
     DEEP_EP_DEVICE bool masked_peer(const Awaited& what) const {
         return what.peer >= 0 && masked(static_cast<u32>(what.peer));
     }
-    DEEP_EP_DEVICE bool masks_ranks() const { return context_.suspects != nullptr; }
     DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
     // Reads the number of the operation that begins now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {

@@ -108,17 +108,18 @@ DEEP_EP_DEVICE bool send_routings(const DispatchArgs& args, Operation& op, const
             if (id != wire::kNoExpert) device::add_relaxed<Scope::kBlock>(&counts[id], 1u);
         }
     }
-    // One thread decides for each rank: others may see it masked at another time (P17).
-    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        scratch.sources[r].takes_part = op.present(r) && op.may_send(r) ? 1 : 0;
-    }
-    if (!op.sync_block()) return false;  // the counts and the decisions are complete
+    if (!op.sync_block()) return false;  // the counts are complete
     for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
-        if (scratch.sources[receiver(i)].takes_part != 0) write_routing(args, op, shape, counts, receiver(i));
+        const u32 to = receiver(i);
+        if (!op.present(to)) continue;
+        // Before each message, and by one thread: others may see the rank masked at another time (P17). A rank that is
+        // masked stays so, and gets no signal below either.
+        if (op.masks_ranks() && !__syncthreads_or(threadIdx.x == 0 && op.may_send(to))) continue;
+        write_routing(args, op, shape, counts, to);
     }
     if (!op.sync_block()) return false;  // all threads' stores come before any warp's release or post
     for (u32 i = blockIdx.x + gridDim.x * device::warp(); i < ranks; i += gridDim.x * device::warps()) {
-        if (scratch.sources[receiver(i)].takes_part != 0) send_routing(args, op, receiver(i));
+        if (op.present(receiver(i))) send_routing(args, op, receiver(i));
     }
     return true;
 }
