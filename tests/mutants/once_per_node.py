@@ -25,8 +25,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "once per node: a forwarder gets no weights",
         _SEND,
-        "weighs ? layout.routing_bytes(args.tokens) : layout.weights_offset(args.tokens)",
-        "layout.weights_offset(args.tokens)",
+        "place.weighs ? args.layout.routing_bytes(args.tokens)",
+        "place.weighs && args.tokens == 0 ? args.layout.routing_bytes(args.tokens)",
         "fast",
         *ONCE_PER_NODE,
     ),
