@@ -34,6 +34,7 @@ _ABORT = "needed where a user overwrites rows after a failure, in an order nothi
 _MASKS = "needed where a source sends while it is being masked: models/masking.py, rules told_first, decided_once"
 _CALLERS = "all callers also have a barrier; the function does not rely on it"
 _MAPPED = "raised before the launch that needs it, which orders it; a host may raise it for a later one at any time"
+_OFFERED = "needed for outputs whose memory a user's kernel has read before; none of these kernels does"
 _TAKEN = "slots are strong words, so no race is visible; litmus nic_completion has the same order"
 
 ARGUMENTS = (
@@ -145,6 +146,8 @@ ARGUMENTS = (
     ),
     Argument("left out", "kernels/normal/dispatch.h", "copies.finish();", "a block barrier follows"),
     Argument("left out", "kernels/normal/combine.h", "device::RowSums sums(", _CALLERS),
+    Argument("left out", "kernels/normal/dispatch.h", "device::RowCopies copies(", _OFFERED),
+    Argument("of the other space", "kernels/normal/dispatch.h", "device::RowCopies copies(", _OFFERED),
 )
 
 
