@@ -45,7 +45,7 @@ class LaunchTime:
     @property
     def begin(self) -> float:
         """
-        In cycles of the modelled GPUs.
+        In cycles of the modeled GPUs.
         """
     @property
     def blocks(self) -> int: ...
@@ -190,7 +190,7 @@ def run(image: Image, symbol: str, *, blocks: int = 1, threads: int = 32, shared
 
 def time(*, one_gpu: bool, counts: bool) -> None:
     """
-    Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also count what kernels execute, which takes most of the memory.
+    Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also do what count(True) does, which takes most of the memory.
     """
 
 def watch(on: bool, *, seed: int = 0) -> None:

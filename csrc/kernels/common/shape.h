@@ -12,7 +12,7 @@ struct RuntimeShape {
     u32 row_bytes_;  // bytes of one token's x
     u32 topk_;
 
-    static constexpr u32 kMostTopk = 32;
+    static constexpr u32 kMostTopk = 32;  // the bound of `topk_`
     DEEP_EP_DEVICE static RuntimeShape of(const RuntimeShape& given) { return given; }
     DEEP_EP_DEVICE u32 ranks() const { return ranks_; }
     DEEP_EP_DEVICE u32 row_bytes() const { return row_bytes_; }

@@ -231,8 +231,8 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
         const TokenIds<Shape> ids(routed, shape, token);
         u32 count = 0;
         for (u32 base = 0; base < topk; base += device::kWarpSize) {
-            const u32 k = base + device::lane(),
-                      expert = k < topk ? ids.chosen_by_lane(k, begin, experts) : wire::kNoExpert;
+            const u32 k = base + device::lane();
+            const u32 expert = k < topk ? ids.chosen_by_lane(k, begin, experts) : wire::kNoExpert;
             const bool goes = expert != wire::kNoExpert;
             const u32 mask = __ballot_sync(device::kFullMask, goes);
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));

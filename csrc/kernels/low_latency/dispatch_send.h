@@ -90,8 +90,8 @@ DEEP_EP_DEVICE void clear_counts(u32* counts, u32 experts) {
     for (u32 e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
 }
 
-// The block: sends its part of the routings. They are built by all threads at once, so that the first rows of no rank
-// wait for a warp that looks at every choice.
+// The block: sends its part of the routings. All of its threads build them: one warp per rank would go through all
+// choices serially, before its first row.
 template <class Shape>
 DEEP_EP_DEVICE bool send_routings(const DispatchArgs& args, Operation& op, const Shape& shape,
                                   const DispatchScratch& scratch) {

@@ -109,9 +109,8 @@ void bind_ptx(py::module_& module) {
         "time", [](bool one_gpu, bool counts) { ptx::Counts::count(counts ? What::kAll : What::kTimes, one_gpu); },
         py::kw_only(), py::arg("one_gpu"), py::arg("counts"),
         "Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that "
-        "they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also count "
-        "what "
-        "kernels execute, which takes most of the memory.");
+        "they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also do "
+        "what count(True) does, which takes most of the memory.");
     py::class_<ptx::LaunchTime>(m, "LaunchTime", "The time of a launch, and its longest path.")
         .def_readonly("rank", &ptx::LaunchTime::rank)
         .def_readonly("blocks", &ptx::LaunchTime::blocks)
@@ -122,7 +121,7 @@ void bind_ptx(py::module_& module) {
             "own_bytes", [](const ptx::LaunchTime& time) { return time.work.own_bytes; },
             "Bytes of rows that it loads from or stores into memory of its rank.")
         .def_property_readonly("peer_bytes", [](const ptx::LaunchTime& time) { return time.work.peer_bytes; })
-        .def_readonly("begin", &ptx::LaunchTime::begin, "In cycles of the modelled GPUs.")
+        .def_readonly("begin", &ptx::LaunchTime::begin, "In cycles of the modeled GPUs.")
         .def_property_readonly("end", [](const ptx::LaunchTime& time) { return time.end.cycles; })
         .def_property_readonly("instructions", [](const ptx::LaunchTime& time) { return time.end.instructions; })
         .def_property_readonly(

@@ -108,7 +108,7 @@ def command(
     except (CompileError, DeepEPError, ValueError) as error:
         raise click.ClickException(str(error).strip()) from None
     found = profiles(counted, rows, workload.row_bytes)
-    shown = [profile for profile in found if not kernels or profile.name in kernels]
+    shown = [] if only_times else [profile for profile in found if not kernels or profile.name in kernels]
     predicted = [time for time in times(counted, workload.one_gpu) if not kernels or time.name in kernels]
     codes = {}
     if nvdisasm is not None:
@@ -120,10 +120,10 @@ def command(
         f"{rows} rows received. {'One GPU' if workload.one_gpu else 'A GPU per rank'}; {workload.blocks} blocks per "
         f"rank, of {workload.warps} warps."
     )
-    if not only_times:
+    if shown:
         console.print(overview(shown, codes))
     console.print(durations(predicted))
-    for profile in shown if lines and not only_times else ():
+    for profile in shown if lines else ():
         console.print(hottest(profile, lines))
     for time in predicted if lines else ():
         console.print(longest_path(time, lines))
@@ -142,7 +142,7 @@ def command(
                 "machine": describe_machine(),
                 "nvrtc": nvrtc_version(),
                 "rows": rows,
-                "kernels": [] if only_times else figures,
+                "kernels": figures,
                 "times": [time.as_json(lines) for time in predicted],
             },
         )

@@ -29,7 +29,7 @@ struct InstructionCount {
     u64 trips = 0, trip_bytes = 0;
 };
 
-// One rank's launch, on the clock of the GPUs that are modelled.
+// One rank's launch, on the clock of the GPUs that are modeled.
 struct LaunchTime {
     u32 rank;
     u32 blocks;
