@@ -27,7 +27,7 @@
 //                                  of u32
 //     add_relaxed<S>(p, v)  add_release<S>(p, v)
 //                                  of u32, u64, i32; at block scope of a word in shared memory, else of one in global
-//                                  memory. The thread waits for nothing
+//                                  memory (the exact builds check it). The thread waits for nothing
 //     fetch_add_relaxed<S>(p, v)  fetch_add_release<S>(p, v)  fetch_add_acq_rel<S>(p, v)
 //                                  the same, wherever the word is; returns the old value
 //     cas_relaxed<S>(p, expected, desired)  cas_acquire<S>(...)  cas_release<S>(...)  cas_acq_rel<S>(...)

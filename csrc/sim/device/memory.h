@@ -89,11 +89,13 @@ DEEP_EP_FETCH_ADD(fetch_add_acq_rel, __ATOMIC_ACQ_REL)
 
 template <Scope S, class T>
 void add_relaxed(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    if (cpu::kExact) cpu::check_space(address, S == Scope::kBlock, {file, line});
     fetch_add_relaxed<S, T>(address, value, file, line);
 }
 
 template <Scope S, class T>
 void add_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    if (cpu::kExact) cpu::check_space(address, S == Scope::kBlock, {file, line});
     fetch_add_release<S, T>(address, value, file, line);
 }
 

@@ -52,6 +52,9 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, Site site);
 // Checks an access with a scope narrower than system: memory that other ranks, hosts or NICs access needs system scope.
 void check_scope(const void* address, Site site);
 
+// Checks an addition whose result is not asked for: a GPU's instruction names the state space of the word.
+void check_space(const void* address, bool in_shared, Site site);
+
 // Whether a GPU would reach this address in host memory, so that hosts' stores can come between the read and the write
 // of a read-modify-write. If so, no other kernel updates it until end_update().
 bool begin_update(const void* address, Site site);

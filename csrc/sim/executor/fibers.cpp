@@ -134,4 +134,15 @@ void check_scope(const void* address, Site site) {
         misuse(site, "an access to memory that others share needs Scope::kSystem");
 }
 
+void check_space(const void* address, bool in_shared, Site site) {
+    if (!current || current->agent) return;
+    const Block& block = *current->block;
+    const auto* const word = static_cast<const char*>(address);
+    const size_t bytes = ((block.grid->launch.shared_bytes + 127) & ~size_t{127}) + kMaxStaticShared;
+    const bool is_shared = word >= block.shared && word < block.shared + bytes;
+    if (is_shared == in_shared) return;
+    misuse(site, in_shared ? "an addition at Scope::kBlock to a word that is not in shared memory"
+                           : "an addition at a wider scope than kBlock to a word in shared memory");
+}
+
 }  // namespace deep_ep::cpu

@@ -32,6 +32,9 @@ DEEP_EP_KERNEL void break_rule(const void* args) {
     if (bug("outside the mask") && lane() < first_half) __shfl_sync(half_mask, 1u, static_cast<int>(first_half));
     if (bug("narrow scope") && threadIdx.x == 0)
         load_acquire<Scope::kDevice>(static_cast<const Args*>(args)->peer_word);  // line: narrow scope
+    DEEP_EP_SHARED(u32, shared_word);
+    if (bug("block scope outside a block")) add_relaxed<Scope::kBlock>(static_cast<const Args*>(args)->peer_word, 1);
+    if (bug("wider scope in a block")) add_relaxed<Scope::kDevice>(&shared_word, 1);
     __syncthreads();
 }
 

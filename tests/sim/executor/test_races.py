@@ -53,6 +53,8 @@ RULES = [
             ("not in the mask", "is not in the mask"),
             ("outside the mask", "reads from a lane outside its mask"),
             ("narrow scope", "needs Scope::kSystem"),
+            ("block scope outside a block", "kBlock to a word that is not in shared memory"),
+            ("wider scope in a block", "wider scope than kBlock to a word in shared memory"),
         ]
     ),
 ]
