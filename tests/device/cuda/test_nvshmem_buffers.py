@@ -30,7 +30,7 @@ PCI_ATOMICS = {
     "NVSHMEM_DOUBLE_PCI_ATOMICS": "1",
     # Rows take long enough for kernels to see a signal first.
     "NVSHMEM_DOUBLE_NIC_MTU": "64",
-    "NVSHMEM_DOUBLE_NIC_MAX_DELAY": "20",
+    "NVSHMEM_DOUBLE_NIC_MAX_DELAY": "1000",
 }
 
 
