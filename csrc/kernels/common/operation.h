@@ -13,8 +13,9 @@ using wire::Phase;
 
 // Shared memory of a block.
 struct BlockState {
-    u32 gave_up;    // some thread of this block gave up: the whole block leaves at the next barrier
-    u32 sent_last;  // this block was the last of the sending blocks to finish
+    u32 gave_up;              // some thread of this block gave up: the whole block leaves at the next barrier
+    u32 sent_last;            // this block was the last of the sending blocks to finish
+    Environment environment;  // once the block has passed its first barrier
 };
 
 // One lane of a warp found something. All lanes continue with its value, ordered after that lane's loads (a shuffle
@@ -35,7 +36,8 @@ struct Awaited {
 class Operation {
   public:
     DEEP_EP_DEVICE Operation(const CallArgs& call, BlockState* block)
-        : context_(*call.context),
+        : environment_(call.context),
+          context_(*call.context),
           ticket_(*call.ticket),
           outcome_(*call.outcome),
           block_(*block),
@@ -43,12 +45,19 @@ class Operation {
           // The host stores it while no kernel of this Buffer runs. Earlier and later kernels are ordered by their
           // launches.
           generation_(Sequence::of(call.context->sequence).generation),
-          bank_(call.context->peers.heap.bank_offset(generation_)) {}
+          bank_(call.context->peers.heap.bank_offset(generation_)) {
+        // No operation of this Buffer changes it, and the host only does so while no kernel runs.
+        const auto* const from = reinterpret_cast<const u64*>(static_cast<const Environment*>(call.context));
+        auto* const to = reinterpret_cast<u64*>(&block->environment);
+        for (u32 i = threadIdx.x; i < sizeof(Environment) / sizeof(u64); i += blockDim.x) to[i] = from[i];
+    }
 
     // The whole block, before anything else. No thread may call failed() before it.
     DEEP_EP_DEVICE bool enter() {
         read_number();
-        return !__syncthreads_or(must_leave_at_entry());
+        const bool leaves = __syncthreads_or(must_leave_at_entry()) != 0;
+        environment_ = &block_.environment;
+        return !leaves;
     }
 
     // The same for a kernel whose blocks all begin an operation, without an earlier launch that takes its number: each
@@ -74,7 +83,9 @@ class Operation {
         // announcements while kernels wait.
         if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);
         goes_on = goes_on && !leaves;
-        return !__syncthreads_or(!goes_on) || await_free();
+        const bool waits = __syncthreads_or(!goes_on) != 0;
+        environment_ = &block_.environment;
+        return !waits || await_free();
     }
     // One thread of each block, after the barrier that joins what the block has posted. Other threads may still add the
     // block's shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are
@@ -109,14 +120,14 @@ class Operation {
     DEEP_EP_DEVICE u32 generation() const { return generation_; }
     DEEP_EP_DEVICE u64 number() const { return number_; }
     DEEP_EP_DEVICE u64 arguments() const { return arguments_; }
-    DEEP_EP_DEVICE const fabric::Peers& peers() const { return context_.peers; }
-    DEEP_EP_DEVICE u32 rank() const { return context_.peers.rank; }
-    DEEP_EP_DEVICE u32 ranks() const { return context_.peers.ranks; }
-    DEEP_EP_DEVICE const Context& context() const { return context_; }
+    DEEP_EP_DEVICE const fabric::Peers& peers() const { return environment_->peers; }
+    DEEP_EP_DEVICE u32 rank() const { return environment_->peers.rank; }
+    DEEP_EP_DEVICE u32 ranks() const { return environment_->peers.ranks; }
+    DEEP_EP_DEVICE const Environment& environment() const { return *environment_; }
     // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
-    DEEP_EP_DEVICE bool present(u32 rank) const { return !context_.mask.has(rank); }
+    DEEP_EP_DEVICE bool present(u32 rank) const { return !environment_->mask.has(rank); }
     // Whether this Buffer continues without ranks that do not answer (P17).
-    DEEP_EP_DEVICE bool masks_ranks() const { return context_.suspects != nullptr; }
+    DEEP_EP_DEVICE bool masks_ranks() const { return environment_->suspects != nullptr; }
     // True for a rank that this Buffer continues without, since a wait for it timed out (P17). This rank's host stores
     // the bit once that rank has been notified. The acquire orders all later stores, which that rank might still read,
     // after its abort word, which it reads last. Threads may see the bit at different times, so nothing that a block
@@ -142,15 +153,15 @@ class Operation {
     }
     // The value of a word once `puts` puts of this operation have arrived (P7).
     DEEP_EP_DEVICE u64 target(u32 kind, u32 source, u64 puts) const {
-        return context_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;
+        return environment_->base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;
     }
     // Ends this operation's use of a word. Only after every block has finished waiting on it.
     DEEP_EP_DEVICE void consume(u32 kind, u32 source, u64 puts) {
-        context_.base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
+        environment_->base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
     }
 
     // Counters of this rank's kernels, [ranks, kSlots]: see Context.
-    DEEP_EP_DEVICE u32* slots_read() const { return context_.slots_read + u64{region_} * ranks() * wire::kSlots; }
+    DEEP_EP_DEVICE u32* slots_read() const { return environment_->slots_read + u64{region_} * ranks() * wire::kSlots; }
 
     // --- failing
     // ----------------------------------------------------------------------------------------------------------------
@@ -201,7 +212,7 @@ class Operation {
         if (failed()) return false;
         if (ready()) return true;
         const device::WaitNote note{wire::phase_name(what.phase), what.peer, what.expected, what.word};
-        Patience patience(context_, what.phase, what.peer, timeout_ns_);
+        Patience patience(*environment_, what.phase, what.peer, timeout_ns_);
         bool arrived = false, over = false, broken = false;
         fabric::Fault fault{};
         do {
@@ -262,7 +273,7 @@ class Operation {
     // acquired from the source is visible to all threads that read the decision.
     DEEP_EP_DEVICE bool takes_part(u32 source) {
         if (!masks_ranks()) return true;
-        u64* const decision = context_.decisions + region() * ranks() + source;
+        u64* const decision = environment_->decisions + region() * ranks() + source;
         const u64 mine = (number_ + 1) << 1 | (masked(source) ? 0 : 1);
         u64 found = device::load_acquire<Scope::kDevice>(decision);
         if (found >> 1 != mine >> 1) {  // of an older operation of the region
@@ -395,11 +406,11 @@ class Operation {
         block_.sent_last = 0;
         // None of these loads waits for the result of another: every decision follows all of them. The acquire in
         // renew_ticket() comes last, so that it delays none of them.
-        const u64 known = context_.failures_known;
+        const u64 known = environment_->failures_known;
         const bool here = has_failed();
         const u64 word = aborted();
         // The kernels that added to it ended before this one was launched, if this one works on their results.
-        const bool elsewhere = device::load_relaxed<Scope::kSystem>(context_.failures) != known;
+        const bool elsewhere = device::load_relaxed<Scope::kSystem>(environment_->failures) != known;
         renew_ticket();
         const bool gives_up = here || word != 0;
         if (gives_up) {
@@ -420,7 +431,7 @@ class Operation {
         for (u32 i = first; i < kArrivals; i += step) ticket_.blocks_arrived[i] = 0;
         for (u32 r = first; r < ranks(); r += step) {
             if (!hears(r) || masked(r)) continue;
-            fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
+            fabric::signal(peers(), *this, *environment_->farewell, r, word_at_peer(wire::kFree));
         }
     }
     // One thread: returns whether a rank has given back the previous use of its region. The acquire pairs as in
@@ -456,7 +467,7 @@ class Operation {
         device::store_relaxed<Scope::kSystem>(word, wire::announcement(number_, kind, arguments_));
     }
 
-    DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
+    DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return environment_->peers.heap; }
 
     // Offset in any rank's heap.
     DEEP_EP_DEVICE u64 word_offset(u32 kind, u32 source) const {
@@ -469,7 +480,7 @@ class Operation {
     }
     // True for ranks that give regions back to each other with this one (P4).
     DEEP_EP_DEVICE bool hears(u32 other) const {
-        return present(other) && context_.audience.joins(rank(), other, context_.mask);
+        return present(other) && environment_->audience.joins(rank(), other, environment_->mask);
     }
     // A rank number read from memory, or -1 if it is not a valid one.
     DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }
@@ -543,13 +554,13 @@ class Operation {
             device::exchange_acquire<Scope::kSystem>(theirs, word);
         }
         // A host thread polls it and notifies the others. Relaxed: it conveys the word alone.
-        device::store_relaxed<Scope::kSystem>(context_.claimed, word);
+        device::store_relaxed<Scope::kSystem>(environment_->claimed, word);
         // Later kernels of this rank's other Buffers load it on entry. A host that counts this failure must find it
         // claimed, which the release orders.
         const u32 counted = device::load_relaxed<Scope::kDevice>(&context_.counted);
         if (counted != generation_ &&
             device::cas_relaxed<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
-            device::add_release<Scope::kSystem>(context_.failures, 1ull);
+            device::add_release<Scope::kSystem>(environment_->failures, 1ull);
         }
     }
     DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
@@ -557,6 +568,7 @@ class Operation {
         fail(word != 0 ? wire::kAborted : wire::kTimeout, phase, peer, expected, seen, word);
     }
 
+    const Environment* environment_;  // in global memory until the block's first barrier, then in its shared memory
     Context& context_;
     Ticket& ticket_;
     wire::Outcome& outcome_;

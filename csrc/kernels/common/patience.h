@@ -11,8 +11,8 @@ namespace deep_ep {
 class Patience {
   public:
     // `peer` is -1 for a wait that is not for another rank, which no mask ends.
-    DEEP_EP_DEVICE Patience(const Context& context, wire::Phase phase, i32 peer, u64 timeout_ns)
-        : context_(context), timeout_ns_(timeout_ns), peer_(peer), for_free_(phase == wire::Phase::kFree) {
+    DEEP_EP_DEVICE Patience(const Environment& environment, wire::Phase phase, i32 peer, u64 timeout_ns)
+        : environment_(environment), timeout_ns_(timeout_ns), peer_(peer), for_free_(phase == wire::Phase::kFree) {
         if (asks()) masks_seen_ = count();
         deadline_ = device::now_ns() + (asks() ? wire::step_ns(0, timeout_ns) : wire::patience_ns(phase, timeout_ns));
     }
@@ -28,9 +28,9 @@ class Patience {
     }
 
   private:
-    DEEP_EP_DEVICE bool asks() const { return context_.suspects != nullptr && peer_ >= 0; }
+    DEEP_EP_DEVICE bool asks() const { return environment_.suspects != nullptr && peer_ >= 0; }
     DEEP_EP_DEVICE wire::HeapHeader* header() const {
-        return reinterpret_cast<wire::HeapHeader*>(context_.peers.local);
+        return reinterpret_cast<wire::HeapHeader*>(environment_.peers.local);
     }
     // Stored by this rank's host; nothing else must be visible with it here.
     DEEP_EP_DEVICE u64 count() const { return device::load_relaxed<Scope::kSystem>(&header()->masked.count); }
@@ -44,7 +44,7 @@ class Patience {
         masks_seen_ = now;
         deadline_ = device::now_ns() + wire::step_ns(steps_, timeout_ns_);
         if (steps_ == 0) return true;
-        u64* const suspect = context_.suspects + peer_;
+        u64* const suspect = environment_.suspects + peer_;
         suspected_ = true;
         if (device::load_relaxed<Scope::kSystem>(suspect) < steps_) {
             device::store_relaxed<Scope::kSystem>(suspect, steps_);
@@ -59,10 +59,10 @@ class Patience {
     DEEP_EP_DEVICE_CALL void withdraw(bool arrived) {
         // A word of another thread stays; that thread reports its own wait at its next step.
         if (told_ != 0) device::cas_relaxed<Scope::kSystem>(&header()->waiting, told_, u64{0});
-        if (arrived) device::store_relaxed<Scope::kSystem>(context_.suspects + peer_, u64{0});
+        if (arrived) device::store_relaxed<Scope::kSystem>(environment_.suspects + peer_, u64{0});
     }
 
-    const Context& context_;
+    const Environment& environment_;
     const u64 timeout_ns_;
     const i32 peer_;
     const bool for_free_;

@@ -94,7 +94,7 @@ class TokenIds {
 DEEP_EP_DEVICE bool lacks_forwarders(Operation& op, const wire::LowLatencyLayout& layout) {
     if (!layout.forwards_rows()) return false;
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
-        const u64 bits = op.context().mask.words[word];
+        const u64 bits = op.environment().mask.words[word];
         if (bits == 0) continue;
         const auto rank = static_cast<i32>(wire::RankMask::lowest(word, bits));
         if (threadIdx.x == 0) op.fail(wire::kOutdated, Phase::kMask, rank, 0, 0);

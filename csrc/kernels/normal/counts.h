@@ -20,7 +20,7 @@ DEEP_EP_DEVICE void store_counts_header(const Operation& op, u8* message, u32 to
 DEEP_EP_DEVICE void store_mask(const Operation& op, u8* message, u32 first, u32 step) {
     const u32 words = static_cast<u32>(sizeof(wire::RankMask) / sizeof(u64));
     auto* const mask = reinterpret_cast<wire::RankMask*>(message + sizeof(wire::NotifyHeader));
-    for (u32 word = first; word < words; word += step) mask->words[word] = op.context().mask.words[word];
+    for (u32 word = first; word < words; word += step) mask->words[word] = op.environment().mask.words[word];
 }
 
 // One thread: returns the lowest rank that the source leaves out and this rank does not, or vice versa; kMaxRanks if
@@ -29,7 +29,7 @@ DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& l
     const auto* words = reinterpret_cast<const volatile u64*>(theirs);
 #pragma unroll 1
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
-        const u64 there = words[word], differing = there ^ op.context().mask.words[word];
+        const u64 there = words[word], differing = there ^ op.environment().mask.words[word];
         if (differing == 0) continue;
         const u32 rank = wire::RankMask::lowest(word, differing);
         left_out_there = (there >> rank % wire::RankMask::kBits & 1) != 0;

@@ -279,7 +279,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     if (threadIdx.x == 0) check_roles(op, args.layout);
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
-    const Place me = Place::of(op.rank(), args.layout, op.context().mask);
+    const Place me = Place::of(op.rank(), args.layout, op.environment().mask);
     const CombineShared at({ranks, 0, shape.topk(), warps, 0, per_node});
     const CombineTables tables{at.published.in(shared), at.ranges.in(shared), at.received.in(shared),
                                at.streams.in(shared)};

@@ -362,7 +362,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     if (threadIdx.x == 0) check_roles(op, args.layout);
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
-    const Place me = Place::of(op.rank(), args.layout, op.context().mask);
+    const Place me = Place::of(op.rank(), args.layout, op.environment().mask);
     const DispatchShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes, per_node});
     const DispatchTables tables{at.targets.in(shared), at.ranges.in(shared), at.received.in(shared),
                                 at.streams.in(shared)};

@@ -228,7 +228,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     Operation op(args.call, &block);
     if (!op.enter()) return;
     const wire::TwoHopLayout& layout = args.layout;
-    const Place me = Place::of(op.rank(), layout, op.context().mask);
+    const Place me = Place::of(op.rank(), layout, op.environment().mask);
     const CheckedIds ids = checked_ids(args, Shape::of(args.shape).topk());
     const NotifyShared at({op.ranks(), ids.topk != 0 ? ids.experts : 0, 0, device::warps(), 0, layout.per_node});
     u32* const rows = at.rows.in(shared) + device::warp() * layout.per_node;
@@ -255,7 +255,7 @@ DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
-    take_counts(args, op, Place::of(op.rank(), args.layout, op.context().mask));
+    take_counts(args, op, Place::of(op.rank(), args.layout, op.environment().mask));
 }
 
 struct NotifyKernel {

@@ -67,7 +67,7 @@ DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, const wir
 DEEP_EP_DEVICE_CALL void check_roles(Operation& op, const wire::TwoHopSizes& sizes) {
     if (sizes.roles != 1) return;
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
-        const u64 bits = op.context().mask.words[word];
+        const u64 bits = op.environment().mask.words[word];
         if (bits == 0) continue;
         const u32 rank = wire::RankMask::lowest(word, bits);
         return op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(rank), 0, 0);
