@@ -6,15 +6,16 @@
 
 namespace deep_ep::device {
 
-// A row passes through in pieces, one being stored while the next is loaded. By Little's law, 16 warps keep 32 KB of
-// loads and as much of stores in flight, more than an SM's share of the memory bandwidth times its latency. The stages
-// of 16 warps fit into the 99 KB available to a block on sm_120.
+// A ring of pieces, one being stored while the next three are loaded. 16 warps keep 96 KB of loads in flight: by
+// Little's law, a block then copies 150 GB/s from memory that responds within 0.6 us.
 struct CopyStage {
-    static constexpr u32 kPieces = 2;
+    static constexpr u32 kPieces = 4;
     static constexpr u32 kPieceBytes = 2048;
-    static constexpr u32 kBarrierBytes = 128;  // 8 bytes are used; the rest keeps the next warp's pieces aligned
+    static constexpr u32 kBarrierBytes =
+        128;  // 8 bytes a piece are used; the rest keeps the next warp's pieces aligned
     static constexpr u32 kBytes = kPieces * kPieceBytes + kBarrierBytes;
 };
+static_assert(CopyStage::kPieces * sizeof(u64) <= CopyStage::kBarrierBytes);
 static_assert(CopyStage::kPieceBytes % 16 == 0, "bulk copies move multiples of 16 bytes");
 
 // A ring of pieces, each from one row. 16 warps keep 80 KB of loads in flight: by Little's law, 24 SMs then read 400

@@ -7,14 +7,16 @@
 
 namespace deep_ep::device {
 
+// Pieces of rows pass through a ring in shared memory in the order in which they are copied. While one piece is stored,
+// the next kAhead ones are loaded, those of the row that follows among them.
 class RowCopies {
   public:
     static constexpr u32 kSharedBytes = CopyStage::kBytes;
 
     DEEP_EP_DEVICE explicit RowCopies(void* shared) : stage_(bulk::shared_address(shared)) {
         if (lane() != 0) return;
-        bulk::init_barrier(barrier(), 1);
-        bulk::fence_shared();  // for the barrier
+        for (u32 slot = 0; slot < CopyStage::kPieces; ++slot) bulk::init_barrier(barrier(slot), 1);
+        bulk::fence_shared();  // for the barriers
         bulk::fence_global();  // the outputs that peers have offered were in use by others until now
     }
 
@@ -23,35 +25,86 @@ class RowCopies {
         if (lane() == 0) bulk::fence_global();
     }
 
-    // One load is in flight at a time, alongside the stores of the previous piece: with as many warps as a block has,
-    // that is enough.
-    DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
-        if (lane() != 0 || n == 0) return;
-        for (u64 at = 0; at < bytes; at += CopyStage::kPieceBytes) {
-            const u32 size =
-                static_cast<u32>(bytes - at < CopyStage::kPieceBytes ? bytes - at : CopyStage::kPieceBytes);
-            const u32 piece = stage_ + loads_ % CopyStage::kPieces * CopyStage::kPieceBytes;
-            bulk::wait_read<CopyStage::kPieces - 1>();  // the piece's last stores have left it
-            bulk::expect(barrier(), size);
-            bulk::load(piece, static_cast<const u8*>(src) + at, size, barrier());
-            bulk::wait(barrier(), loads_ & 1u);
-#pragma unroll 4
-            for (u32 k = 0; k < n; ++k) bulk::store(dst[k] + at, piece, size);
-            bulk::commit();
-            ++loads_;
+    DEEP_EP_DEVICE void load(const void* src, u64 bytes) {
+        if (lane() != 0) return;
+        const u32 size = static_cast<u32>(bytes);
+        if (row_.asked == 0) {
+            row_.src = static_cast<const u8*>(src);
+            ask(row_, size);
+        } else {
+            next_ = {static_cast<const u8*>(src), 0};
+            ask(next_, size);
         }
     }
 
+    DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
+        if (lane() != 0) return;
+        const u32 size = static_cast<u32>(bytes);
+        if (row_.asked == 0) {
+            if (n == 0) return;
+            row_.src = static_cast<const u8*>(src);
+            ask(row_, size);
+        }
+        for (u32 at = 0; at < size; at += CopyStage::kPieceBytes) {
+            const u32 slot = stored_ % CopyStage::kPieces, piece = stage_ + slot * CopyStage::kPieceBytes;
+            bulk::wait(barrier(slot), stored_ / CopyStage::kPieces & 1u);
+#pragma unroll 4
+            for (u32 k = 0; k < n; ++k) bulk::store(dst[k] + at, piece, piece_bytes(at, size));
+            bulk::commit();
+            ++stored_;
+            bulk::wait_read<kStored>();  // the slot of the next load has been read
+            if (row_.asked < size) {
+                ask(row_, size);
+            } else {
+                ask(next_, size);
+            }
+        }
+        row_ = next_;
+        next_ = {};
+    }
+
     DEEP_EP_DEVICE void finish() {
-        if (lane() == 0) bulk::wait_all();
+        if (lane() == 0) {
+            // No load may still be writing to the ring when the block ends, even of a row that is not copied after all.
+            for (; stored_ != loaded_; ++stored_) {
+                bulk::wait(barrier(stored_ % CopyStage::kPieces), stored_ / CopyStage::kPieces & 1u);
+            }
+            row_ = next_ = {};
+            bulk::wait_all();
+        }
         __syncwarp();
     }
 
   private:
-    DEEP_EP_DEVICE u32 barrier() const { return stage_ + CopyStage::kPieces * CopyStage::kPieceBytes; }
+    static constexpr u32 kStored = 1;  // pieces that may be on their way from the ring
+    static constexpr u32 kAhead = CopyStage::kPieces - kStored;
+
+    // A row whose pieces are loaded.
+    struct Row {
+        const u8* src = nullptr;
+        u32 asked = 0;  // bytes whose loads have been issued
+    };
+
+    // Loads as much of a row of `size` bytes as the ring has room for; nothing if there is no row.
+    DEEP_EP_DEVICE void ask(Row& row, u32 size) {
+        while (row.src != nullptr && row.asked < size && loaded_ - stored_ < kAhead) {
+            const u32 slot = loaded_ % CopyStage::kPieces, bytes = piece_bytes(row.asked, size);
+            bulk::expect(barrier(slot), bytes);
+            bulk::load(stage_ + slot * CopyStage::kPieceBytes, row.src + row.asked, bytes, barrier(slot));
+            row.asked += bytes;
+            ++loaded_;
+        }
+    }
+    static DEEP_EP_DEVICE u32 piece_bytes(u32 at, u32 size) {
+        return size - at < CopyStage::kPieceBytes ? size - at : CopyStage::kPieceBytes;
+    }
+    DEEP_EP_DEVICE u32 barrier(u32 slot) const {
+        return stage_ + CopyStage::kPieces * CopyStage::kPieceBytes + slot * static_cast<u32>(sizeof(u64));
+    }
 
     const u32 stage_;
-    u32 loads_ = 0;  // the barrier's phase is its parity
+    u32 loaded_ = 0, stored_ = 0;  // pieces so far; the parity of a barrier's phase is that of its slot's earlier uses
+    Row row_, next_;               // the row that to_many() copies next, and the one after it
 };
 
 }  // namespace deep_ep::device

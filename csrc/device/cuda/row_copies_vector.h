@@ -12,6 +12,7 @@ class RowCopies {
     DEEP_EP_DEVICE explicit RowCopies(void*) {}
 
     DEEP_EP_DEVICE void read_what_came() {}
+    DEEP_EP_DEVICE void load(const void*, u64) {}
 
     DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool streaming) {
         warp_copy_to_many(dst, n, src, bytes, streaming);

@@ -14,6 +14,7 @@ class RowCopies {
     explicit RowCopies(void*) {}
 
     void read_what_came() {}
+    void load(const void*, u64) {}
 
 #if defined(DEEP_EP_COPY_PER_LANE)
 
