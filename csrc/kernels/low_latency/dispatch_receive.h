@@ -9,15 +9,21 @@
 
 namespace deep_ep::low_latency {
 
+DEEP_EP_DEVICE const u8* routing_of(const DispatchArgs& args, const Operation& op, u32 source) {
+    return op.local_region() + args.layout.routing(source);
+}
 DEEP_EP_DEVICE Routed routed_of(const DispatchArgs& args, const Operation& op, u32 source, u32 topk) {
-    const u8* const message = op.local_region() + args.layout.routing(source);
-    return {{reinterpret_cast<const wire::RoutedId*>(message + args.layout.ids_offset())}, topk};
+    return {{reinterpret_cast<const wire::RoutedId*>(routing_of(args, op, source) + args.layout.ids_offset())}, topk};
+}
+// The number of rows that a routing announces for an expert.
+DEEP_EP_DEVICE u32 routed_rows(const DispatchArgs& args, const Operation& op, u32 source, u32 expert) {
+    return reinterpret_cast<const volatile u32*>(routing_of(args, op, source) + sizeof(wire::RoutingHeader))[expert];
 }
 
 // One thread: takes the routing of a source that has arrived or is masked.
 DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 source) {
     if (!op.takes_part(source)) return {};
-    const auto header = copy_once<wire::RoutingHeader>(op.local_region() + args.layout.routing(source));
+    const auto header = copy_once<wire::RoutingHeader>(routing_of(args, op, source));
     if (!op.check_message(Phase::kNotify, source, header.operation, header.arguments)) return {};
     if (header.tokens > args.layout.max_tokens || header.first_result > args.layout.max_results()) {
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), args.layout.max_tokens, header.tokens);
@@ -66,23 +72,30 @@ DEEP_EP_DEVICE bool keeps_routing(const DispatchArgs& args, const Operation& op,
 // expert. The first block stores the result for the caller.
 DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const DispatchScratch& scratch, u32 ranks,
                                 u32 from, u32 to) {
+    constexpr u32 kBatch = 8;  // counts that are loaded before the first one is used
     const u32 experts = args.layout.experts_per_rank;
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
         u32 end = from == 0 ? 0 : scratch.ends[e];
-        for (u32 source = from; source < to; ++source) {
-            u32 count = 0;
-            if (scratch.sources[source].takes_part != 0) {
-                const u8* const message = op.local_region() + args.layout.routing(source);
-                count = reinterpret_cast<const volatile u32*>(message + sizeof(wire::RoutingHeader))[e];
-                if (count > scratch.sources[source].tokens) {
-                    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), scratch.sources[source].tokens,
-                            count);
-                    count = 0;
-                }
+        for (u32 first = from; first < to; first += kBatch) {
+            u32 counts[kBatch];
+#pragma unroll
+            for (u32 i = 0; i < kBatch; ++i) {
+                const bool takes_part = first + i < to && scratch.sources[first + i].takes_part != 0;
+                counts[i] = takes_part ? routed_rows(args, op, first + i, e) : 0;
             }
-            scratch.starts[source * experts + e] = end;
-            if (blockIdx.x == 0) args.origins.ranges[e * ranks + source] = static_cast<i64>(end) << 32 | count;
-            end += count;
+#pragma unroll
+            for (u32 i = 0; i < kBatch; ++i) {
+                const u32 source = first + i;
+                if (source >= to) break;
+                if (counts[i] > scratch.sources[source].tokens) {
+                    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), scratch.sources[source].tokens,
+                            counts[i]);
+                    counts[i] = 0;
+                }
+                scratch.starts[source * experts + e] = end;
+                if (blockIdx.x == 0) args.origins.ranges[e * ranks + source] = static_cast<i64>(end) << 32 | counts[i];
+                end += counts[i];
+            }
         }
         scratch.ends[e] = end;
         if (blockIdx.x == 0 && to == ranks) args.recv_count[e] = static_cast<i32>(end);
@@ -95,23 +108,43 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
     }
 }
 
-// A warp's plan for the tokens of a unit.
-struct UnitPlan {
-    u32 tokens;          // tokens that have a row here, one bit each
-    u32 in_node;         // tokens that have a row in this node, one bit each
-    u32 rows_before;     // rows in this node of the same put, in earlier units
-    u32 results_before;  // all rows placed here for the source, in earlier units
+// The tokens of a source whose rows a block places. All sources' tokens are divided equally among the blocks. The
+// division must not depend on what has arrived, since other blocks may have seen more of it.
+struct TokenShare {
+    u32 first, end;
+
+    DEEP_EP_DEVICE TokenShare(const DispatchArgs& args, u32 ranks, u32 source) {
+        const u32 most = args.layout.max_tokens, each = ranks * most / gridDim.x, rest = ranks * most % gridDim.x;
+        const u32 begin = blockIdx.x * each + min(blockIdx.x, rest), before = source * most;
+        const auto within = [&](u32 at) { return at <= before ? 0 : min(at - before, most); };
+        first = within(begin);
+        end = within(begin + each + (blockIdx.x < rest ? 1 : 0));
+    }
+    DEEP_EP_DEVICE bool has(u32 token) const { return token - first < end - first; }
 };
 
-// A warp: marks the experts of the tokens of a unit. `marks` must be clear, and are set after a __syncwarp.
+// Bits below `bit` of an array of words.
+DEEP_EP_DEVICE u32 count_below(const u32* words, u32 bit) {
+    u32 count = 0;
+#pragma unroll
+    for (u32 word = 0; word < kWindowUnits; ++word) {
+        const u32 begin = word * wire::kUnitTokens;
+        if (begin >= bit) break;
+        count += static_cast<u32>(
+            __popc(bit - begin < wire::kUnitTokens ? words[word] & bits_below(bit - begin) : words[word]));
+    }
+    return count;
+}
+
+// A warp: notes what the tokens of a unit choose. The marks are clear before.
 template <class Shape>
 DEEP_EP_DEVICE void mark_unit(const DispatchArgs& args, const Operation& op, const Shape& shape, const Routed& routed,
-                              u32* marks, u32 unit, u32 tokens, UnitPlan& plan) {
+                              const Window& window, u32 unit, const TokenShare& share, u32 tokens) {
     const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
     const u32 node_experts = args.layout.experts_per_node(), node_begin = begin / node_experts * node_experts;
-    plan.tokens = plan.in_node = 0;
+    u32 all_here = 0, all_in_node = 0;
     for (u32 base = 0; base < wire::kUnitTokens; base += device::kWarpSize) {
-        const u32 bit = base + device::lane(), token = unit * wire::kUnitTokens + bit;
+        const u32 bit = base + device::lane(), at = unit * wire::kUnitTokens + bit, token = window.first + at;
         bool here = false, in_node = false;
         if (token < tokens) {
             const TokenIds<Shape> ids(routed, shape, token);
@@ -120,42 +153,48 @@ DEEP_EP_DEVICE void mark_unit(const DispatchArgs& args, const Operation& op, con
 #pragma unroll
             for (u32 k = 0; k < shape.topk(); ++k) {
                 const u32 expert = ids.chosen(k, begin, experts);
+                window.chosen[at * shape.topk() + k] = static_cast<u16>(expert);
                 // Each adds a distinct bit, so the sum is the set.
-                if (expert != wire::kNoExpert) device::add_relaxed<Scope::kBlock>(&marks[expert], 1u << bit);
+                if (expert != wire::kNoExpert) {
+                    device::add_relaxed<Scope::kBlock>(&window.marks[expert * kWindowUnits + unit], 1u << bit);
+                }
             }
         }
-        plan.tokens |= __ballot_sync(device::kFullMask, here) << base;
-        plan.in_node |= __ballot_sync(device::kFullMask, in_node) << base;
+        all_here |= __ballot_sync(device::kFullMask, here && share.has(token)) << base;
+        all_in_node |= __ballot_sync(device::kFullMask, in_node) << base;
+    }
+    if (device::lane() == 0) {
+        window.here[unit] = all_here;
+        window.in_node[unit] = all_in_node;
     }
 }
 
-// A warp: finds how many of the source's tokens each expert has before this unit, and which tokens it has in the unit.
-// Fills scratch.offsets and scratch.marks.
+// The block: finds which of a window's tokens have rows here, for which experts, and where these rows begin. A source's
+// windows follow one another, from its first one to the last one that the block shares in.
 template <class Shape>
-DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Shape& shape,
-                                       const Routed& routed, const DispatchScratch& scratch, u32 source, u32 unit) {
-    const u32 experts = args.layout.experts_per_rank, tokens = scratch.sources[source].tokens;
-    const u32 units_per_put = args.layout.tokens_per_put() / wire::kUnitTokens;
-    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
-        scratch.marks[e] = 0;
-        scratch.offsets[e] = scratch.starts[source * experts + e];
+DEEP_EP_DEVICE bool look_at(const DispatchArgs& args, Operation& op, const Shape& shape, const DispatchScratch& scratch,
+                            const Window& window, const Window& next, u32 source, const TokenShare& share) {
+    const u32 experts = args.layout.experts_per_rank;
+    const Routed routed = routed_of(args, op, source, shape.topk());
+    for (u32 unit = device::warp(); unit < kWindowUnits; unit += device::warps()) {
+        mark_unit(args, op, shape, routed, window, unit, share, scratch.sources[source].tokens);
     }
-    UnitPlan plan{};
-    for (u32 u = 0; u <= unit; ++u) {
-        __syncwarp();  // the marks are clear
-        mark_unit(args, op, shape, routed, scratch.marks, u, tokens, plan);
-        __syncwarp();  // the marks are set
-        if (u == unit) break;
-        if (u / units_per_put == unit / units_per_put) plan.rows_before += static_cast<u32>(__popc(plan.in_node));
-        for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
-            const u32 rows = static_cast<u32>(__popc(scratch.marks[e]));
-            scratch.offsets[e] += rows;
-            plan.results_before += rows;
-            scratch.marks[e] = 0;
+    if (!op.sync_block()) return false;  // the marks are set, and all warps have left the previous window
+    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
+        u32* const offsets = scratch.offsets + e * kOffsets;
+        u32 at = window.first == 0 ? scratch.starts[source * experts + e] : offsets[kWindowUnits];
+        for (u32 unit = 0; unit < kWindowUnits; ++unit) {
+            offsets[unit] = at;
+            at += static_cast<u32>(__popc(window.marks[e * kWindowUnits + unit]));
+            next.marks[e * kWindowUnits + unit] = 0;
         }
+        offsets[kWindowUnits] = at;
     }
-    plan.results_before = warp_total(plan.results_before);
-    return plan;
+    for (u32 at = threadIdx.x; at < kWindowTokens; at += blockDim.x) {
+        if ((window.here[at / wire::kUnitTokens] >> at % wire::kUnitTokens & 1) == 0) continue;
+        scratch.list[count_below(window.here, at)] = static_cast<u16>(at);
+    }
+    return op.sync_block();  // the offsets and the list are complete
 }
 
 // A warp: stores a row's scales, `bytes` of them, into the columns of the outputs, as words of 4 bytes. A null `from`
@@ -188,76 +227,6 @@ DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op
     }
 }
 
-// A warp: returns how many experts have a token of the unit.
-DEEP_EP_DEVICE u32 rows_of_token(const u32* marks, u32 experts, u32 bit) {
-    u32 rows = 0;
-    for (u32 base = 0; base < experts; base += device::kWarpSize) {
-        const u32 e = base + device::lane();
-        const bool has = e < experts && (marks[e] >> bit & 1) != 0;
-        rows += static_cast<u32>(__popc(__ballot_sync(device::kFullMask, has)));
-    }
-    return rows;
-}
-
-// A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them starting at `part`. If `here`
-// is false, zeros take the rows' places: the source has been masked since its routing arrived (P17).
-template <class Shape>
-DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Shape& shape,
-                               const DispatchScratch& scratch, u32 source, u32 unit, u32 part, u32 parts, bool here) {
-    const wire::LowLatencyLayout& layout = args.layout;
-    const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = op.rank() * experts;
-    const u32 capacity = shape.ranks() * layout.max_tokens;  // rows of an expert
-    const Routed routed = routed_of(args, op, source, topk);
-    const UnitPlan plan = plan_unit(args, op, shape, routed, scratch, source, unit);
-    const bool mapped = op.mapped(source);
-    // The rows of a mapped source are read where it wrote them, the rows of other sources where they arrived in this
-    // node. These places are overwritten only after all ranks have given back this use of their regions, which follows
-    // these loads (P4).
-    const u32 holder = mapped ? source : layout.forwarder(layout.node_of(op.rank()), source);
-    const u8* const rows = fabric::address(
-        op.peers(), holder, op.region_offset() + (mapped ? layout.own_rows() : layout.rows(layout.node_of(source))));
-    const u32 first_of_put = unit * wire::kUnitTokens / layout.tokens_per_put() * layout.tokens_per_put();
-    if (part == 0 && keeps_routing(args, op, source)) keep_unit(args, op, routed, scratch, source, unit);
-    u32 result = plan.results_before, turn = 0;
-    for (u32 left = plan.tokens; left != 0; left &= left - 1) {
-        const u32 bit = static_cast<u32>(__ffs(static_cast<int>(left))) - 1, token = unit * wire::kUnitTokens + bit;
-        const u32 row_of_put = plan.rows_before + static_cast<u32>(__popc(plan.in_node & bits_below(bit)));
-        const u8* const row = rows + (mapped ? token : first_of_put + row_of_put) * layout.row_bytes();
-        const bool mine = turn++ % parts == part;
-        if (!mine) {  // only how many results it has matters here
-            if (!mapped) result += rows_of_token(scratch.marks, experts, bit);
-            continue;
-        }
-        const TokenIds<Shape> ids(routed, shape, token);
-        u32 count = 0;
-        for (u32 base = 0; base < topk; base += device::kWarpSize) {
-            const u32 k = base + device::lane();
-            const u32 expert = k < topk ? ids.chosen_by_lane(k, begin, experts) : wire::kNoExpert;
-            const bool goes = expert != wire::kNoExpert;
-            const u32 mask = __ballot_sync(device::kFullMask, goes);
-            const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
-            count += static_cast<u32>(__popc(mask));
-            if (!goes) continue;
-            u32 at = scratch.offsets[expert] + static_cast<u32>(__popc(scratch.marks[expert] & bits_below(bit)));
-            if (at >= capacity) {  // counts and ids are inconsistent
-                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, at);
-                at = 0;
-            }
-            const u64 index = static_cast<u64>(expert) * capacity + at;
-            scratch.targets[place] = args.recv_x + index * layout.x_bytes;
-            scratch.places[place] = {expert, at};
-            args.origins.tokens[index] = static_cast<i32>(token);
-            args.origins.positions[index] = wire::position(source, mapped ? token * topk + k : result + place);
-        }
-        result += count;
-        __syncwarp();  // the list is complete
-        if (here) device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes, args.streaming != 0);
-        for (u32 i = 0; !here && i < count; ++i) zero_row(scratch.targets[i], args.layout.x_bytes);
-        if (layout.scales_bytes != 0) place_scales(args, here ? row + layout.x_bytes : nullptr, scratch.places, count);
-        __syncwarp();  // the list has been read
-    }
-}
-
 // The rank of this node that receives the puts of a source that is not mapped.
 DEEP_EP_DEVICE u32 receiver_of(const DispatchArgs& args, const Operation& op, u32 source) {
     return args.layout.forwarder(args.layout.node_of(op.rank()), source);
@@ -275,31 +244,189 @@ DEEP_EP_DEVICE bool await_put(const DispatchArgs& args, Operation& op, u32 sourc
                         op.target(kind, source, 1));
 }
 
-// A warp: waits for the rows of a unit of a source's tokens, and returns whether they have arrived. `first` is true if
-// no other warp waits for the source's first unit.
-DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit, bool first) {
+// A warp: waits for a source's rows, or for those of one of its puts, and returns whether they have arrived. `timed`:
+// the caller learns how long it took.
+DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 part, bool timed) {
     bool here = true;
     if (device::lane() == 0) {
-        const u32 part = unit * wire::kUnitTokens / args.layout.tokens_per_put();
-        const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
+        const u64 begin = timed ? device::now_ns() : 0;
         here = op.mapped(source) ? op.wait_signal(Phase::kData, wire::kData, source, 1)
                                  : await_put(args, op, source, part);
-        if (args.waited_ns != nullptr && first) add_wait(args, source, begin);
+        if (timed) add_wait(args, source, begin);
     }
     return broadcast(here) != 0;
+}
+
+// A warp's part of the placing of a source's rows.
+template <class Shape>
+struct RowPlacing {
+    const DispatchArgs& args;
+    Operation& op;
+    const Shape& shape;
+    const DispatchScratch& scratch;
+    device::RowCopies& copies;
+    const u32 source;
+    const bool mapped;
+    const u8* const rows;
+    // Of a source that is not mapped: the put that the warp has waited for, and its rows in this node in earlier
+    // windows.
+    u32 part = ~0u, earlier_rows = 0;
+    bool here = false;
+
+    // The rows of a mapped source are read where it wrote them, the rows of other sources where they arrived in this
+    // node. These places are overwritten only after all ranks have given back this use of their regions, which follows
+    // these loads (P4).
+    DEEP_EP_DEVICE RowPlacing(const DispatchArgs& args, Operation& op, const Shape& shape,
+                              const DispatchScratch& scratch, device::RowCopies& copies, u32 source)
+        : args(args),
+          op(op),
+          shape(shape),
+          scratch(scratch),
+          copies(copies),
+          source(source),
+          mapped(op.mapped(source)),
+          rows(fabric::address(
+              op.peers(), mapped ? source : receiver_of(args, op, source),
+              op.region_offset() + (mapped ? args.layout.own_rows() : args.layout.rows(args.layout.node_of(source))))) {
+    }
+
+    // Waits for the rows of a put, once. False: they do not come, since the operation has failed. If the source has
+    // been masked since its routing arrived, zeros take its rows' places (P17).
+    DEEP_EP_DEVICE bool await(u32 wanted, bool timed) {
+        if (part != wanted) {
+            part = wanted;
+            here = await_rows(args, op, source, part, timed);
+            if (here) copies.read_what_came();
+        }
+        return here || broadcast(op.masked(source));
+    }
+
+    DEEP_EP_DEVICE u32 part_of(u32 token) const { return mapped ? 0 : token / args.layout.tokens_per_put(); }
+    DEEP_EP_DEVICE const u8* row_of(const Window& window, u32 at) const {
+        u32 row = window.first + at;
+        if (!mapped) {
+            const u32 of_put = args.layout.tokens_per_put(), first = row / of_put * of_put;
+            const bool began_before = first < window.first;
+            row = first + (began_before ? earlier_rows : 0) + count_below(window.in_node, at) -
+                  (began_before ? 0 : count_below(window.in_node, first - window.first));
+        }
+        return rows + row * args.layout.row_bytes();
+    }
+
+    // Places this warp's rows of a window: of those in the block's list, every warps()-th.
+    DEEP_EP_DEVICE void place(const Window& window) {
+        const u32 count = count_below(window.here, kWindowTokens), step = device::warps();
+        bool loaded = false;  // the row is on its way
+        for (u32 i = device::warp(); i < count; i += step) {
+            const u32 at = scratch.list[i];
+            if (!await(part_of(window.first + at), false)) return;
+            if (here && !loaded) copies.load(row_of(window, at), args.layout.x_bytes);
+            // The next row is loaded while the places of this one are found. It has arrived if it came with this one.
+            const u32 next = i + step < count ? scratch.list[i + step] : at;
+            loaded = here && next != at && part_of(window.first + next) == part;
+            if (loaded) copies.load(row_of(window, next), args.layout.x_bytes);
+            place_row(window, at);
+        }
+    }
+    // Notes how many rows of an unfinished put the window had.
+    DEEP_EP_DEVICE void leave(const Window& window) {
+        if (mapped) return;
+        const u32 of_put = args.layout.tokens_per_put(), end = window.first + kWindowTokens;
+        const u32 first = end / of_put * of_put, all = count_below(window.in_node, kWindowTokens);
+        earlier_rows =
+            first <= window.first ? earlier_rows + all : all - count_below(window.in_node, first - window.first);
+    }
+
+  private:
+    // The number of results that this rank computes for the source's earlier tokens.
+    DEEP_EP_DEVICE u32 results_before(const Window& window, u32 at) const {
+        const u32 experts = args.layout.experts_per_rank;
+        u32 results = 0;
+        for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
+            results += place_in(window, e, at) - scratch.starts[source * experts + e];
+        }
+        return warp_total(results);
+    }
+    // Where an expert's row of a token goes, or would go.
+    DEEP_EP_DEVICE u32 place_in(const Window& window, u32 expert, u32 at) const {
+        const u32 unit = at / wire::kUnitTokens, marks = window.marks[expert * kWindowUnits + unit];
+        return scratch.offsets[expert * kOffsets + unit] +
+               static_cast<u32>(__popc(marks & bits_below(at % wire::kUnitTokens)));
+    }
+
+    DEEP_EP_DEVICE void place_row(const Window& window, u32 at) {
+        const u32 topk = shape.topk(), token = window.first + at;
+        const u32 capacity = shape.ranks() * args.layout.max_tokens;  // rows of an expert
+        const u32 first_result = mapped ? 0 : results_before(window, at);
+        u32 count = 0;
+        for (u32 base = 0; base < topk; base += device::kWarpSize) {
+            const u32 k = base + device::lane();
+            const u32 expert = k < topk ? window.chosen[at * topk + k] : static_cast<u16>(wire::kNoExpert);
+            const bool goes = expert != static_cast<u16>(wire::kNoExpert);
+            const u32 mask = __ballot_sync(device::kFullMask, goes);
+            const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+            count += static_cast<u32>(__popc(mask));
+            if (!goes) continue;
+            u32 row = place_in(window, expert, at);
+            if (row >= capacity) {  // counts and ids are inconsistent
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, row);
+                row = 0;
+            }
+            const u64 index = static_cast<u64>(expert) * capacity + row;
+            scratch.targets[place] = args.recv_x + index * args.layout.x_bytes;
+            scratch.places[place] = {expert, row};
+            args.origins.tokens[index] = static_cast<i32>(token);
+            args.origins.positions[index] = wire::position(source, mapped ? token * topk + k : first_result + place);
+        }
+        __syncwarp();  // the list is complete
+        const u8* const row = row_of(window, at);
+        if (args.layout.scales_bytes != 0) {
+            place_scales(args, here ? row + args.layout.x_bytes : nullptr, scratch.places, count);
+        }
+        if (here) copies.to_many(scratch.targets, count, row, args.layout.x_bytes, args.streaming != 0);
+        for (u32 i = 0; !here && i < count; ++i) zero_row(scratch.targets[i], args.layout.x_bytes);
+        __syncwarp();  // the list has been read
+    }
+};
+
+// The block: places its share of a source's rows. `windows`: windows that the block has looked at so far. False if the
+// operation is given up.
+template <class Shape>
+DEEP_EP_DEVICE bool place_rows_of(const DispatchArgs& args, Operation& op, const Shape& shape,
+                                  const DispatchScratch& scratch, device::RowCopies& copies, u32 source, u32& windows) {
+    const TokenShare share(args, shape.ranks(), source);
+    const u32 tokens = scratch.sources[source].tokens, end = min(tokens, share.end);
+    if (scratch.sources[source].takes_part == 0 || share.first == share.end) return true;
+    RowPlacing<Shape> placing(args, op, shape, scratch, copies, source);
+    // Even without rows, for the time that the caller learns.
+    if (args.waited_ns != nullptr && share.first == 0 && device::warp() == 0) placing.await(0, true);
+    for (u32 first = 0; share.first < end && first < end; first += kWindowTokens) {
+        const Window window = scratch.window(windows, first), next = scratch.window(++windows, 0);
+        if (!look_at(args, op, shape, scratch, window, next, source, share)) return false;
+        if (keeps_routing(args, op, source)) {
+            const Routed routed = routed_of(args, op, source, shape.topk());
+            for (u32 unit = device::warp(); unit < kWindowUnits; unit += device::warps()) {
+                if (share.has(first + unit * wire::kUnitTokens)) {
+                    keep_unit(args, op, routed, scratch, source, first / wire::kUnitTokens + unit);
+                }
+            }
+        }
+        placing.place(window);
+        placing.leave(window);
+    }
+    return true;
 }
 
 // The block.
 template <class Shape>
 DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Shape& shape,
                                const DispatchScratch& scratch) {
-    const u32 ranks = shape.ranks(), units = wire::ceil_div(args.layout.max_tokens, wire::kUnitTokens);
-    const u32 warps = gridDim.x * device::warps();
-    const u32 parts = parts_of_unit(warps, ranks * units);
-    // The assignment of units to warps must not depend on what has arrived, since other blocks may have seen more of
-    // it.
-    u32 known = 0, task = blockIdx.x * device::warps() + device::warp();
-    for (u32 round = 0; known < ranks; ++round) {
+    const u32 ranks = shape.ranks();
+    device::RowCopies copies(scratch.copies);
+    const Window window = scratch.window(0, 0);
+    for (u32 i = threadIdx.x; i < args.layout.experts_per_rank * kWindowUnits; i += blockDim.x) window.marks[i] = 0;
+    bool goes_on = true;
+    for (u32 round = 0, known = 0, windows = 0; goes_on && known < ranks; ++round) {
         // The first warp may reach the next round while others still read its note for this one, but cannot get further
         // ahead: two notes suffice.
         u32* const noted = scratch.known + round % 2;
@@ -309,21 +436,13 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
             find_starts(args, op, scratch, ranks, known, taken);
             if (device::lane() == 0) *noted = taken;
         }
-        if (!op.sync_block()) return false;
-        const u32 next = *noted;
-        for (; task < next * units * parts; task += warps) {
-            const u32 source = task / parts / units, unit = task / parts % units, part = task % parts;
-            if (scratch.sources[source].takes_part == 0) continue;
-            if (unit != 0 && unit * wire::kUnitTokens >= scratch.sources[source].tokens) continue;
-            const bool first = unit == 0 && part == 0;
-            const bool here = await_rows(args, op, source, unit, first);
-            if (here || broadcast(op.masked(source))) {
-                place_unit(args, op, shape, scratch, source, unit, part, parts, here);
-            }
+        goes_on = op.sync_block();
+        for (const u32 end = goes_on ? *noted : known; goes_on && known < end; ++known) {
+            goes_on = place_rows_of(args, op, shape, scratch, copies, known, windows);
         }
-        known = next;
     }
-    return true;
+    copies.finish();
+    return goes_on;
 }
 
 // The block.

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.once
 ENTRY, SENT, TAIL = 1, 1, 1
 ROUTED = 2  # the tokens of each expert are counted; the routings are written
 ROUTINGS, RESULTS = 1, 1  # a round of routings, in the worst case one per source; all results
+WINDOW = 2  # for each source, up to 128 of its tokens: their choices are marked; the places of their rows are found
 PUT = 1  # for each of them, if ranks are not mapped
 
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
@@ -44,11 +45,11 @@ def barriers_of(ranks: int, fabric: str, calls: Calls, before: Calls | None = No
 
 
 def test_barriers_of_a_dispatch() -> None:
-    """One joins what a block has checked, two its routings, one what it has stored, one those that it has received, one
-    what it has placed."""
+    """One joins what a block has checked, two its routings, one what it has stored, one those that it has received, two
+    each source's choices, one what it has placed."""
     alone = ENTRY + ROUTED + SENT + ROUTINGS + TAIL
-    assert barriers_of(1, "peer", dispatch) == alone
-    assert alone <= barriers_of(4, "peer", dispatch) <= alone + 3 * ROUTINGS
+    assert barriers_of(1, "peer", dispatch) == alone + WINDOW
+    assert alone + 4 * WINDOW <= barriers_of(4, "peer", dispatch) <= alone + 4 * WINDOW + 3 * ROUTINGS
 
 
 def test_barriers_of_a_dispatch_in_two_halves() -> None:
@@ -57,7 +58,7 @@ def test_barriers_of_a_dispatch_in_two_halves() -> None:
     def halves(buffer: deep_ep.Buffer, work: Work) -> None:
         dispatch(buffer, work, return_recv_hook=True)[4]()
 
-    assert barriers_of(1, "peer", halves) == ENTRY + ROUTED + SENT + ENTRY + ROUTINGS + TAIL
+    assert barriers_of(1, "peer", halves) == ENTRY + ROUTED + SENT + ENTRY + ROUTINGS + WINDOW + TAIL
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
