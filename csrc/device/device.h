@@ -76,9 +76,9 @@
 //                                  product rounded, the sum rounded once; elements a multiple of 8
 //     void warp_copy_to_many(dst[], n, src, bytes, streaming)
 //                                  one read, n writes, bypassing the caches if `streaming`; otherwise like warp_copy
-//     void warp_cast_e4m3(dst, src, elements, scales)
-//                                  casts a row of bf16 to one of e4m3 followed by its scales, see fp8_scales.h;
-//                                  elements a multiple of kScaleGroup; otherwise like warp_copy
+//     void warp_cast_e4m3(dst, src, elements, scales, part, parts)
+//                                  casts a row of bf16 to one of e4m3 followed by its scales, see fp8_scales.h, or one
+//                                  of `parts` parts of it; elements a multiple of kScaleGroup; otherwise like warp_copy
 //     bool warp_cast_logfmt(head, rest, src, elements)
 //                                  casts a row of bf16 to the head and the rest of one of LogFMT, see logfmt.h;
 //                                  elements a multiple of kLogGroup; otherwise like warp_copy. Returns, in each lane,

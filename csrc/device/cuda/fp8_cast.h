@@ -54,18 +54,21 @@ DEEP_EP_DEVICE void cast_piece(u8* dst, const Piece& piece, u32 i, bool mine, u3
 }  // namespace detail
 
 // A batch of pieces is loaded before the first one is cast: a lane that waited for each would spend a row in waiting.
-DEEP_EP_DEVICE void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales) {
-    const u32 count = elements / (detail::kPieceBytes / sizeof(u16));
-    for (u32 first = lane(); first - lane() < count; first += detail::kBatch * kWarpSize) {
-        detail::Piece pieces[detail::kBatch]{};
+DEEP_EP_DEVICE void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales, u32 part, u32 parts) {
+    constexpr u32 kCast = 2 * detail::kBatch, kPieces = kScaleGroup * sizeof(u16) / detail::kPieceBytes;  // of a group
+    const u32 groups = elements / kScaleGroup, end = groups * (part + 1) / parts * kPieces;
+    for (u32 begin = groups * part / parts * kPieces; begin < end; begin += kCast * kWarpSize) {
+        detail::Piece pieces[kCast]{};
+        const u32 first = begin + lane();
 #pragma unroll
-        for (u32 b = 0; b < detail::kBatch; ++b) {
-            if (first + b * kWarpSize < count) pieces[b] = detail::load_piece(src, first + b * kWarpSize);
+        for (u32 b = 0; b < kCast; ++b) {
+            if (first + b * kWarpSize < end) pieces[b] = detail::load_piece(src, first + b * kWarpSize);
         }
 #pragma unroll
-        for (u32 b = 0; b < detail::kBatch; ++b) {
+        for (u32 b = 0; b < kCast; ++b) {
+            if (begin + b * kWarpSize >= end) break;
             const u32 i = first + b * kWarpSize;
-            detail::cast_piece(dst, pieces[b], i, i < count, elements, scales);
+            detail::cast_piece(dst, pieces[b], i, i < end, elements, scales);
         }
     }
 }

@@ -124,14 +124,16 @@ DEEP_EP_DEVICE bool send_routings(const DispatchArgs& args, Operation& op, const
     return true;
 }
 
-// A warp: writes a token's row in the format in which it is sent.
+// A warp: writes a token's row, or one of `parts` parts of it, in the format in which it is sent.
 template <class Shape>
-DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* place, u32 token) {
+DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* place, u32 token, u32 part = 0,
+                              u32 parts = 1) {
     const u8* const x = args.x + static_cast<u64>(token) * shape.row_bytes();
     if (args.scales == Scales::kNone) {
-        device::warp_copy(place, x, shape.row_bytes());
+        const PartOfRow mine(shape.row_bytes(), part, parts);
+        device::warp_copy(place + mine.begin, x + mine.begin, mine.bytes());
     } else {
-        device::warp_cast_e4m3(place, x, shape.row_bytes() / static_cast<u32>(sizeof(u16)), args.scales);
+        device::warp_cast_e4m3(place, x, shape.row_bytes() / static_cast<u32>(sizeof(u16)), args.scales, part, parts);
     }
 }
 
@@ -140,16 +142,18 @@ DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* 
 template <class Shape>
 DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Shape& shape) {
     const Given given = given_to(args, shape);
-    const u32 warps = gridDim.x * device::warps();
+    const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
+    const u32 parts = parts_of_rows(warps, args.tokens);
     u8* const rows = op.local_region() + args.layout.own_rows();
-    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
+    for (u32 task = warp; task < args.tokens * parts; task += warps) {
+        const u32 token = task / parts;
         bool goes = false;
         for (u32 base = 0; base < given.topk; base += device::kWarpSize) {
             const u32 k = base + device::lane(), id = k < given.topk ? given.id(token, k) : wire::kNoExpert;
             const bool mapped = id != wire::kNoExpert && op.mapped(rank_of(args, id));
             goes = __any_sync(device::kFullMask, mapped) != 0 || goes;
         }
-        if (goes) write_row(args, shape, rows + token * args.layout.row_bytes(), token);
+        if (goes) write_row(args, shape, rows + token * args.layout.row_bytes(), token, task % parts, parts);
     }
 }
 

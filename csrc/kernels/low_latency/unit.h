@@ -131,6 +131,21 @@ DEEP_EP_DEVICE u32 parts_of_unit(u32 warps, u32 units) {
     return shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
 }
 
+// Number of warps that share a row, if there are more warps than rows. More than 8 would have a few steps each.
+DEEP_EP_DEVICE u32 parts_of_rows(u32 warps, u32 rows) { return rows == 0 ? 1 : max(1u, min(8u, warps / rows)); }
+
+// The bytes of a row that one of them takes.
+struct PartOfRow {
+    u32 begin, end;
+
+    DEEP_EP_DEVICE PartOfRow(u32 row_bytes, u32 part, u32 parts) {
+        const u32 pieces = row_bytes / static_cast<u32>(wire::kPieceBytes);
+        begin = pieces * part / parts * static_cast<u32>(wire::kPieceBytes);
+        end = pieces * (part + 1) / parts * static_cast<u32>(wire::kPieceBytes);
+    }
+    DEEP_EP_DEVICE u32 bytes() const { return end - begin; }
+};
+
 // The rows of a token that a warp sums, and their weights.
 struct RowList {
     const u8** rows;  // [most]

@@ -13,15 +13,15 @@ namespace detail {
 inline u32 first_group() { return lane(); }
 constexpr u32 kGroupStep = kWarpSize;
 #else
-inline u32 first_group() { return lane() == 0 ? 0 : ~0u; }
+inline u32 first_group() { return lane() == 0 ? 0 : 1u << 31; }
 constexpr u32 kGroupStep = 1;
 #endif
 
 }  // namespace detail
 
-inline void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales) {
-    const u32 groups = elements / kScaleGroup;
-    for (u32 group = detail::first_group(); group < groups; group += detail::kGroupStep) {
+inline void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales, u32 part, u32 parts) {
+    const u32 groups = elements / kScaleGroup, end = groups * (part + 1) / parts;
+    for (u32 group = groups * part / parts + detail::first_group(); group < end; group += detail::kGroupStep) {
         const u16* from = static_cast<const u16*>(src) + group * kScaleGroup;
         u32 largest = 0;  // magnitudes of bfloat16 have the order of their bits, NaNs last
         for (u32 i = 0; i < kScaleGroup; ++i) {
