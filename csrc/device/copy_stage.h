@@ -30,6 +30,8 @@ struct SumStage {
 };
 static_assert(SumStage::kPieces * sizeof(u64) <= SumStage::kBarrierBytes);
 
+static_assert(SumStage::kBytes <= CopyStage::kBytes, "a kernel may use the memory of its copies for sums after them");
+
 // Shared memory per warp of a kernel that sums rows, given what copying them takes: a target has bulk copies for both
 // or for neither.
 constexpr u32 sums_bytes(u32 copies_bytes) { return copies_bytes != 0 ? SumStage::kBytes : 0; }

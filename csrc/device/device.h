@@ -66,8 +66,9 @@
 //                                  by all lanes
 //       kSharedBytes               shared memory per warp, 128-byte aligned; the launch allocates it
 //       sum_bf16(dst, src[], n, bias0, bias1, elements)
-//                                  like warp_sum_bf16; the rows may have arrived while this kernel runs, before what
-//                                  the first lane has acquired
+//       weighted_sum_bf16(dst, src[], weights[], n, elements)
+//                                  like warp_sum_bf16 and warp_weighted_sum_bf16; the rows may have arrived while this
+//                                  kernel runs, before what the first lane has acquired
 //     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)
 //                                  dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1), in fp32, rounded once
 //                                  to nearest even; null biases are skipped; elements a multiple of 8

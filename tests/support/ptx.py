@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from deep_ep_py.device.jit import KERNELS, Shape
 from deep_ep_py.device.jit.ptx import compile_ptx
 
-_ENTRY = re.compile(r"\.entry [^{]*\n\{\n.*?\n\}", re.DOTALL)
+_ENTRY = re.compile(r"\.entry [^{]*\n\{\n.*?\n\n\}", re.DOTALL)  # a brace of inline PTX follows no empty line
 _LOCATION = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)
 _REGISTER = re.compile(r"%[A-Za-z]\w*")
 _STATEMENT = re.compile(r"\s*(?:(?P<label>\$\w+):|[{}]|(?P<line>(?:[^;{}]|\{[^{};]*\})+;))")

@@ -20,10 +20,31 @@ class RowSums {
         __syncwarp();  // all lanes wait at these barriers
     }
 
-    // A step has one piece of each row. Pieces arrive in the order in which they are summed, through a ring that is
-    // always full except at the end of the rows.
     DEEP_EP_DEVICE void sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
                                  u64 elements) {
+        sum(
+            dst, src, n, elements, [](auto& sum, const auto& piece, u32) { sum.add(piece); },
+            [&](auto& sum, u32 i) {
+                if (bias0 != nullptr) sum.add(detail::load_piece(bias0, i));
+                if (bias1 != nullptr) sum.add(detail::load_piece(bias1, i));
+            });
+    }
+    DEEP_EP_DEVICE void weighted_sum_bf16(void* dst, const u8* const* src, const float* weights, u32 n, u64 elements) {
+        sum(
+            dst, src, n, elements, [&](auto& sum, const auto& piece, u32 k) { sum.add(piece, weights[k]); },
+            [](auto&, u32) {});
+    }
+
+  private:
+    static constexpr u32 kParts =
+        SumStage::kPieceBytes / (kWarpSize * detail::kPieceBytes);  // parts of a piece per lane
+    static_assert(kParts * kWarpSize * detail::kPieceBytes == SumStage::kPieceBytes);
+
+    // A step has one piece of each row. Pieces arrive in the order in which they are summed, through a ring that is
+    // always full except at the end of the rows. add(sum, piece, k) adds a piece of the k-th row, and last(sum, i) what
+    // follows the rows.
+    template <class Add, class Last>
+    DEEP_EP_DEVICE void sum(void* dst, const u8* const* src, u32 n, u64 elements, Add add, Last last) {
         const u32 bytes = static_cast<u32>(elements * sizeof(u16)), count = bytes / detail::kPieceBytes;
         Next next{src, n, bytes, 0, 0};
         const u32 all = (bytes + SumStage::kPieceBytes - 1) / SumStage::kPieceBytes * n;
@@ -52,7 +73,7 @@ class RowSums {
                     if (first + part * kWarpSize >= count) continue;
                     detail::Piece piece;
                     bulk::read(here + part * kWarpSize * detail::kPieceBytes, piece.words);
-                    sums[part].add(piece);
+                    add(sums[part], piece, k);
                 }
                 __syncwarp();  // the piece has been read
                 if (left != 0) {
@@ -70,17 +91,11 @@ class RowSums {
             for (u32 part = 0; part < kParts; ++part) {
                 const u32 i = first + part * kWarpSize;
                 if (i >= count) continue;
-                if (bias0 != nullptr) sums[part].add(detail::load_piece(bias0, i));
-                if (bias1 != nullptr) sums[part].add(detail::load_piece(bias1, i));
+                last(sums[part], i);
                 detail::store_piece(dst, i, sums[part].rounded());
             }
         }
     }
-
-  private:
-    static constexpr u32 kParts =
-        SumStage::kPieceBytes / (kWarpSize * detail::kPieceBytes);  // parts of a piece per lane
-    static_assert(kParts * kWarpSize * detail::kPieceBytes == SumStage::kPieceBytes);
 
     // The next piece to load.
     struct Next {

@@ -15,6 +15,9 @@ class RowSums {
                                  u64 elements) {
         warp_sum_bf16(dst, src, n, bias0, bias1, elements);
     }
+    DEEP_EP_DEVICE void weighted_sum_bf16(void* dst, const u8* const* src, const float* weights, u32 n, u64 elements) {
+        warp_weighted_sum_bf16(dst, src, weights, n, elements);
+    }
 };
 
 }  // namespace deep_ep::device

@@ -100,34 +100,89 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
     return true;
 }
 
+// A warp's view of the rows of as many experts as it has lanes, in the order of experts, each lane having loaded the
+// last range of its own.
+class ExpertRows {
+  public:
+    // Fails the operation if a range is invalid.
+    DEEP_EP_DEVICE ExpertRows(const CombineArgs& args, Operation& op, u32 ranks, u32 first)
+        : first_(first), capacity_(ranks * args.layout.max_tokens) {
+        const u32 expert = first + device::lane();
+        Range last{};
+        const bool valid = expert >= args.layout.experts_per_rank || range_of(args, op, ranks, expert, ranks - 1, last);
+        valid_ = __all_sync(device::kFullMask, valid) != 0;
+        rows_ = valid ? last.begin + last.count : 0;
+        end_ = rows_;
+        for (u32 step = 1; step < device::kWarpSize; step *= 2) {
+            const u32 before = __shfl_up_sync(device::kFullMask, end_, step);
+            if (device::lane() >= step) end_ += before;
+        }
+    }
+    DEEP_EP_DEVICE bool valid() const { return valid_; }
+    DEEP_EP_DEVICE u32 count() const {
+        return __shfl_sync(device::kFullMask, end_, static_cast<int>(device::kWarpSize - 1));
+    }
+    // All lanes call it, each for a row below count(): returns the row's index among all rows of this rank's experts.
+    DEEP_EP_DEVICE u32 index(u32 row) const {
+        u32 lane = 0;
+        for (u32 step = device::kWarpSize / 2; step != 0; step /= 2) {
+            const u32 end = __shfl_sync(device::kFullMask, end_, static_cast<int>(lane + step - 1));
+            lane += end <= row ? step : 0;
+        }
+        const u32 begin = __shfl_sync(device::kFullMask, end_ - rows_, static_cast<int>(lane));
+        return (first_ + lane) * capacity_ + row - begin;
+    }
+
+  private:
+    const u32 first_, capacity_;
+    u32 rows_, end_;  // of this lane's expert; the end of its rows among those of all lanes
+    bool valid_;
+};
+
 // All warps of all blocks: store results for mapped owners directly into their slots. Plain stores: each block's share
 // of the signal releases them, after its barrier.
 template <class Shape>
-DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const Shape& shape) {
+DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const Shape& shape, u8* stage) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes();
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
     const u64 region = op.region_offset();
+    const bool casts = layout.rest_bytes != 0;
+    const auto row_at = [&](u32 index) { return args.x + u64{index} * row_bytes; };
+    device::RowCopies copies(stage);
     u32 before = 0;  // rows of the experts so far, so that each warp gets an equal share of all rows
-    for (u32 e = 0; e < layout.experts_per_rank; ++e) {
-        Range last;
-        if (!range_of(args, op, ranks, e, ranks - 1, last)) return;
-        const u32 rows = last.begin + last.count;
-        for (u32 row = (warp + warps - before % warps) % warps; row < rows; row += warps) {
-            const u64 index = static_cast<u64>(e) * ranks * layout.max_tokens + row;
-            u32 owner, slot;
-            if (!position_of(args, op, ranks, index, owner, slot)) return;
-            if (!op.mapped(owner) || !broadcast(op.may_send(owner))) continue;
-            u8* const place = fabric::address(op.peers(), owner, region + layout.slot(slot));
-            const u8* const x = args.x + index * row_bytes;
-            if (layout.rest_bytes == 0) {
-                device::warp_copy_to_many(&place, 1, x, row_bytes, args.streaming != 0);
+    for (u32 first = 0; first < layout.experts_per_rank && !op.failed(); first += device::kWarpSize) {
+        const ExpertRows rows(args, op, ranks, first);
+        if (!rows.valid()) break;
+        const u32 count = rows.count();
+        // Finds where a row goes. False: it is not stored, or the operation fails.
+        u32 index = 0, owner = 0, slot = 0;
+        const auto find = [&](u32 row) {
+            index = rows.index(row);
+            return position_of(args, op, ranks, index, owner, slot) && op.mapped(owner) &&
+                   broadcast(op.may_send(owner)) != 0;
+        };
+        u32 row = (warp + warps - before % warps) % warps;
+        bool goes = row < count && find(row);
+        if (goes && !casts) copies.load(row_at(index), row_bytes);
+        while (row < count) {
+            const u32 of = owner, to = slot;
+            const u8* const x = row_at(index);
+            const bool stored = goes;
+            row += warps;
+            goes = row < count && find(row);
+            if (goes && !casts) copies.load(row_at(index), row_bytes);  // while the row before it is stored
+            if (!stored) continue;
+            u8* const place = fabric::address(op.peers(), of, region + layout.slot(to));
+            if (casts) {
+                cast_result(place, fabric::address(op.peers(), of, region + layout.rest(to)), x, row_bytes);
             } else {
-                cast_result(place, fabric::address(op.peers(), owner, region + layout.rest(slot)), x, row_bytes);
+                copies.to_many(&place, 1, x, row_bytes, args.streaming != 0);
             }
         }
-        before += rows;
+        before += count;
     }
+    copies.finish();
 }
 
 // All threads of all blocks: tell mapped owners which rows hold their results. Plain stores, released as results are.
@@ -135,15 +190,16 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
 template <class Shape>
 DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, const Shape& shape) {
     const wire::LowLatencyLayout& layout = args.layout;
-    const u32 ranks = shape.ranks(), threads = gridDim.x * blockDim.x;
-    for (u32 e = 0; e < layout.experts_per_rank; ++e) {
-        Range last;
-        if (!range_of(args, op, ranks, e, ranks - 1, last)) return;
-        for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < last.begin + last.count; row += threads) {
-            const u32 index = e * ranks * layout.max_tokens + row;
+    const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
+    const u32 warp = blockIdx.x * device::warps() + device::warp();
+    for (u32 first = 0; first < layout.experts_per_rank; first += device::kWarpSize) {
+        const ExpertRows rows(args, op, ranks, first);
+        if (!rows.valid()) return;
+        const u32 count = rows.count();
+        for (u32 base = warp * device::kWarpSize; base < count; base += warps * device::kWarpSize) {
+            const u32 row = base + device::lane(), index = rows.index(min(row, count - 1));
             u32 owner, slot;
-            if (!position_of(args, op, ranks, index, owner, slot)) return;
-            if (!op.mapped(owner)) continue;
+            if (row >= count || !position_of(args, op, ranks, index, owner, slot) || !op.mapped(owner)) continue;
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + layout.published_row(slot));
             *reinterpret_cast<u32*>(place) = index;
         }
@@ -154,7 +210,7 @@ DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, cons
 // may reach the next put while the first warp still reads what they noted for this one, but cannot get further ahead:
 // two `kept` arrays suffice.
 template <class Shape>
-DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const Shape& shape, u32* kept) {
+DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const Shape& shape, u32* kept, u8* stage) {
     const u32 ranks = shape.ranks();
     u32 puts = 0;
     for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
@@ -168,7 +224,7 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
         }
     }
     if (args.published == wire::kUnpublished) {
-        store_results(args, op, shape);
+        store_results(args, op, shape, stage);
     } else {
         publish_results(args, op, shape);
     }
@@ -267,34 +323,37 @@ DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Re
     return nullptr;
 }
 
-// A warp: appends the sums of a token's results from nodes [from, to) to its list.
+// A warp: appends the sums of a token's results from nodes [from, to) to its list, from `offset` on.
 DEEP_EP_DEVICE void list_sums(const CombineArgs& args, Operation& op, const Results* results, u32 token, u32 from,
-                              u32 to, RowList& list) {
+                              u32 to, RowList& list, u64 offset) {
     for (u32 base = from; base < to; base += device::kWarpSize) {
         const u32 node = base + device::lane();
-        list.append(node < to ? sum_of(args, op, results, token, node) : nullptr, 1);
+        const u8* const row = node < to ? sum_of(args, op, results, token, node) : nullptr;
+        list.append(row != nullptr ? row + offset : nullptr, 1);
     }
 }
 
-// A warp: sums a token's results.
+// A warp: sums a token's results, or one of `parts` parts of them.
 template <class Shape>
-DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                float* weights, const Results* results, u32 token) {
+DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Shape& shape, device::RowSums& row_sums,
+                                const u8** rows, float* weights, const Results* results, u32 token, u32 part,
+                                u32 parts) {
     const u32 topk = shape.topk(), row_bytes = shape.row_bytes(), own_node = args.layout.node_of(op.rank());
     const bool sums = args.layout.sums_remotely();
+    const PartOfRow mine(row_bytes, part, parts);
     RowList list{rows, weights, topk, 0};
-    if (sums) list_sums(args, op, results, token, 0, own_node, list);
+    if (sums) list_sums(args, op, results, token, 0, own_node, list, mine.begin);
     for (u32 base = 0; base < topk; base += device::kWarpSize) {
         const u32 k = base + device::lane();
         const u64 choice = static_cast<u64>(token) * topk + k;
         const u8* const row = k < topk ? result_of(args, op, shape.ranks(), results, choice) : nullptr;
-        list.append(row, row != nullptr ? args.topk_weights[choice] : 0);
+        list.append(row != nullptr ? row + mine.begin : nullptr, row != nullptr ? args.topk_weights[choice] : 0);
     }
-    if (sums) list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), list);
+    if (sums) list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), list, mine.begin);
     __syncwarp();  // the list is complete
     u8* const sum = args.combined_x + static_cast<u64>(token) * row_bytes;
     if (args.layout.rest_bytes == 0) {
-        device::warp_weighted_sum_bf16(sum, rows, weights, list.count, row_bytes / static_cast<u32>(sizeof(u16)));
+        row_sums.weighted_sum_bf16(sum + mine.begin, rows, weights, list.count, mine.bytes() / sizeof(u16));
     } else {
         sum_cast_results(sum, rows, weights, list.count, row_bytes, cast_results(args.layout, op.local_region()));
     }
@@ -304,11 +363,14 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
 // The block.
 template <class Shape>
 DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                    float* weights, Results* results, bool forwarded_last) {
+                                    float* weights, Results* results, u8* stage, bool forwarded_last) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
     if (!await_results(args, op, ranks, results)) return;
-    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
-        sum_results(args, op, shape, rows, weights, results, token);
+    device::RowSums row_sums(stage);
+    // Groups of LogFMT are not divided.
+    const u32 parts = args.layout.rest_bytes == 0 ? parts_of_rows(warps, args.tokens) : 1;
+    for (u32 task = blockIdx.x * device::warps() + device::warp(); task < args.tokens * parts; task += warps) {
+        sum_results(args, op, shape, row_sums, rows, weights, results, task / parts, task % parts, parts);
     }
     // Only the block that was the last to post, while others still sum. A kernel launched for this part alone has no
     // such block.
@@ -336,11 +398,12 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     const auto shape = Shape::of(args.shape);
-    const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
+    const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), device::RowCopies::kSharedBytes});
+    u8* const stage = at.stage.in(shared) + device::warp() * device::RowCopies::kSharedBytes;
     if ((args.phases & kSend) != 0) {
         if (!op.enter_first(wire::Kind::kLowLatencyCombine, args.arguments, shape.ranks())) return;
         if (lacks_forwarders(op, args.layout)) return;
-        if (!send_combine(args, op, shape, at.kept.in(shared))) return;
+        if (!send_combine(args, op, shape, at.kept.in(shared), stage)) return;
     } else if (!op.enter()) {
         return;
     }
@@ -353,7 +416,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
         if (!forward_sums(args, op, shape, before, rows, weights, forwarded_last)) return;
     }
     if ((args.phases & kReceive) == 0) return;
-    receive_combine(args, op, shape, rows, weights, at.results.in(shared), forwarded_last);
+    receive_combine(args, op, shape, rows, weights, at.results.in(shared), stage, forwarded_last);
 }
 
 struct CombineKernel {

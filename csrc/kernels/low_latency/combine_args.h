@@ -32,6 +32,7 @@ struct Results {
 };
 
 struct CombineShared {
+    SharedArray<u8> stage;         // [warps] RowCopies of the sending half, then RowSums of the receiving one
     SharedArray<const u8*> rows;   // [warps, topk] the results of a token
     SharedArray<float> weights;    // [warps, topk]
     SharedArray<Results> results;  // [ranks]
@@ -40,7 +41,8 @@ struct CombineShared {
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
-        : rows(cut.take<const u8*>(block.warps * block.topk)),
+        : stage(cut.take<u8>(block.warps * block.copies_bytes)),
+          rows(cut.take<const u8*>(block.warps * block.topk)),
           weights(cut.take<float>(block.warps * block.topk)),
           results(cut.take<Results>(block.ranks)),
           kept(cut.take<u32>(2 * block.warps)),
