@@ -255,7 +255,7 @@ MUTANTS = (
     one(
         "other ids: a choice whose rank gets no row is let pass",
         "kernels/normal/check_ids.h",
-        "if (ids.is_token_in_rank[u64{token} * op.ranks() + r] != 0) continue;",
+        "if (has_row[b] != 0) continue;",
         "continue;",
         "fast",
         *BOUNDS,

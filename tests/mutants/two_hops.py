@@ -96,8 +96,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a forwarder tells all ranks its own rows",
         _NOTIFY,
-        "rail_message(args, op, me, line) + wire::kNotifyCounts, d, node_rows);",
-        "rail_message(args, op, me, line) + wire::kNotifyCounts, me.local, node_rows);",
+        "rail_message(args, op, me, line) + wire::kNotifyCounts, d),",
+        "rail_message(args, op, me, line) + wire::kNotifyCounts, me.local),",
         "fast",
         *TWO_HOPS,
     ),

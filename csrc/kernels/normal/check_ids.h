@@ -41,15 +41,37 @@ DEEP_EP_DEVICE void check_ids(Operation& op, const CheckedIds& ids, i32* counts)
     using device::Scope;
     for (u32 e = threadIdx.x; e < ids.experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
-    for (u32 i = threadIdx.x; i < ids.tokens * ids.topk; i += blockDim.x) {
-        const i64 expert = ids.topk_idx.get(i);
-        if (static_cast<u64>(expert) >= ids.experts) continue;
-        const u32 token = i / ids.topk, r = ids.experts_per_rank.divide(static_cast<u32>(expert));
-        if (!op.present(r)) continue;
-        // The block's other threads add, too; the barrier below is between these additions and the reads after it.
-        device::add_relaxed<Scope::kBlock>(&counts[expert], 1);
-        if (ids.is_token_in_rank[u64{token} * op.ranks() + r] != 0) continue;
-        op.fail(wire::kOtherIds, Phase::kData, -1, token, u64{r} << 32 | static_cast<u32>(expert));
+    constexpr u32 kNone = ~0u;
+    constexpr u32 kBatch = 8;  // ids, and then flags, that are loaded before the first one is used
+    const u32 choices = ids.tokens * ids.topk;
+    for (u32 first = threadIdx.x; first < choices; first += kBatch * blockDim.x) {
+        u32 experts[kBatch];
+        u8 has_row[kBatch];
+#pragma unroll
+        for (u32 b = 0; b < kBatch; ++b) {
+            const u32 choice = first + b * blockDim.x;
+            const i64 expert = choice < choices ? ids.topk_idx.get(choice) : -1;
+            experts[b] = static_cast<u64>(expert) < ids.experts ? static_cast<u32>(expert) : kNone;
+        }
+#pragma unroll
+        for (u32 b = 0; b < kBatch; ++b) {
+            // Without branches, which would wait for each load: a choice of none loads the first flag.
+            const u32 token = (first + b * blockDim.x) / ids.topk, expert = experts[b] == kNone ? 0 : experts[b];
+            const u32 r = ids.experts_per_rank.divide(expert);
+            const bool counts_it = experts[b] != kNone && op.present(r);
+            if (!counts_it) experts[b] = kNone;
+            has_row[b] = ids.is_token_in_rank[counts_it ? u64{token} * op.ranks() + r : 0];
+        }
+#pragma unroll
+        for (u32 b = 0; b < kBatch; ++b) {
+            if (experts[b] == kNone) continue;
+            // The block's other threads add, too; the barrier below is between these additions and the reads after it.
+            device::add_relaxed<Scope::kBlock>(&counts[experts[b]], 1);
+            if (has_row[b] != 0) continue;
+            const u32 token = (first + b * blockDim.x) / ids.topk;
+            op.fail(wire::kOtherIds, Phase::kData, -1, token,
+                    u64{ids.experts_per_rank.divide(experts[b])} << 32 | experts[b]);
+        }
     }
     __syncthreads();
     for (u32 e = threadIdx.x; e < ids.experts; e += blockDim.x) {

@@ -58,9 +58,32 @@ DEEP_EP_DEVICE bool check_counts(Operation& op, u32 source, const u8* message, w
     return false;
 }
 
-// One thread: returns one of a source's counts, read once. If it exceeds `most`, fails the operation and returns 0.
-DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, const u8* counts, u32 index, u32 most) {
-    const u32 count = reinterpret_cast<const volatile u32*>(counts)[index];
+// One of a message's counts, read once (P15).
+DEEP_EP_DEVICE u32 count_at(const u8* counts, u32 index) {
+    return reinterpret_cast<const volatile u32*>(counts)[index];
+}
+
+// One thread: calls visit(source, count) for every source, with the count at an index of its counts_of(source); 0 for
+// those that are left out. Several are loaded before the first one is used.
+template <class CountsOf, class Visit>
+DEEP_EP_DEVICE void for_counts(const Operation& op, u32 ranks, u32 index, CountsOf counts_of, Visit visit) {
+    constexpr u32 kBatch = 8;
+    for (u32 first = 0; first < ranks; first += kBatch) {
+        u32 counts[kBatch];
+#pragma unroll
+        for (u32 i = 0; i < kBatch; ++i) {
+            const bool counts_it = first + i < ranks && op.present(first + i);
+            counts[i] = counts_it ? count_at(counts_of(first + i), index) : 0;
+        }
+#pragma unroll
+        for (u32 i = 0; i < kBatch; ++i) {
+            if (first + i < ranks) visit(first + i, counts[i]);
+        }
+    }
+}
+
+// One thread: returns a source's count. If it exceeds `most`, fails the operation and returns 0.
+DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, u32 count, u32 most) {
     if (count <= most) return static_cast<i32>(count);
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), most, count);
     return 0;

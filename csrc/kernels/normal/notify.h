@@ -39,69 +39,111 @@ struct NotifyCachedArgs {
     u64 arguments;
 };
 
-// Flags that a lane of a scan loads at once.
+struct NotifyShared {
+    SharedArray<u32> counts;  // [2, warps] tokens that each warp of a group has counted
+    SharedArray<u8> checked;  // of check_ids()
+    u32 bytes;
+
+    constexpr explicit NotifyShared(const BlockSizes& block, SharedCut cut = {})
+        : counts(cut.take<u32>(2 * block.warps)), checked(cut.take<u8>(checked_ids_bytes(block))), bytes(cut.end()) {}
+};
+
+// Flags that a lane loads at once.
 constexpr u32 kScanSteps = 16;
 
-// A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. It uses no
-// atomics, so that the result is the same on every run. Each token's number depends on those before it, and a single
-// warp computes them all. Therefore the flags of a whole batch of tokens are loaded before the first of them is
-// counted, which costs one memory latency per batch.
-DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination, bool present) {
+// A warp: numbers those of the tokens [first, end) that go to a place, from `count` on and in token order. Returns the
+// next number. load(batch, goes) finds which tokens go there for a whole batch, before the first of them is counted,
+// which costs one memory latency per batch; note(token, goes, number) is told each token's.
+template <class Load, class Note>
+DEEP_EP_DEVICE u32 number_tokens(u32 first, u32 end, u32 count, Load load, Note note) {
     const u32 lanes_below = (1u << device::lane()) - 1;
-    u32 count = 0;
-    for (u32 batch = 0; batch < args.tokens; batch += kScanSteps * device::kWarpSize) {
-        bool flags[kScanSteps];
+    for (u32 batch = first; batch < end; batch += kScanSteps * device::kWarpSize) {
+        bool goes[kScanSteps];
+        load(batch, goes);
 #pragma unroll
         for (u32 s = 0; s < kScanSteps; ++s) {
-            const u32 token = batch + s * device::kWarpSize + device::lane();
-            flags[s] = token < args.tokens && args.is_token_in_rank[static_cast<u64>(token) * ranks + destination] != 0;
-        }
-#pragma unroll
-        for (u32 s = 0; s < kScanSteps; ++s) {
-            const u32 first = batch + s * device::kWarpSize, token = first + device::lane();
-            if (first >= args.tokens) break;
-            const bool goes = present && flags[s];
-            const u32 mask = __ballot_sync(device::kFullMask, goes);
-            const u32 row = count + __popc(mask & lanes_below);
-            const u64 entry = static_cast<u64>(token) * ranks + destination;
-            if (token < args.tokens) args.plan.token_row[entry] = goes ? static_cast<i32>(row) : -1;
-            if (goes) args.plan.row_token[static_cast<u64>(destination) * args.tokens + row] = static_cast<i32>(token);
-            count += __popc(mask);
+            const u32 begin = batch + s * device::kWarpSize, token = begin + device::lane();
+            if (begin >= end) break;
+            const u32 mask = __ballot_sync(device::kFullMask, token < end && goes[s]);
+            if (token < end) note(token, goes[s], count + static_cast<u32>(__popc(mask & lanes_below)));
+            count += static_cast<u32>(__popc(mask));
         }
     }
     return count;
 }
 
-// A warp: numbers this rank's tokens for a node in token order, for callers alone. It loads flags in batches, as
-// scan_destination() does: a batch for one rank of the node costs one memory latency, and the flags for the others,
-// which are next to these, are mostly in the cache by then.
-DEEP_EP_DEVICE void scan_node(const NotifyArgs& args, const Operation& op, u32 ranks, u32 node) {
-    const u32 nodes = ranks / args.per_node, first_rank = node * args.per_node;
-    const u32 lanes_below = (1u << device::lane()) - 1;
-    u32 count = 0;
-    for (u32 batch = 0; batch < args.tokens; batch += kScanSteps * device::kWarpSize) {
-        bool goes[kScanSteps] = {};
-        for (u32 r = first_rank; r < first_rank + args.per_node; ++r) {
-            if (!op.present(r)) continue;
+// The place for which a group of warps numbers this rank's tokens: a destination, or, for callers alone, a node. It
+// uses no atomics, so that the result is the same on every run.
+struct Numbering {
+    const NotifyArgs& args;
+    const Operation& op;
+    const u32 ranks;
+
+    DEEP_EP_DEVICE u32 nodes() const { return args.plan.tokens_to_node != nullptr ? ranks / args.per_node : 0; }
+    DEEP_EP_DEVICE u32 places() const { return ranks + nodes(); }
+
+    // A warp: no token goes to a rank that is left out. The flags for ranks of a node are next to each other, so those
+    // for the later ones are mostly in the cache by then.
+    DEEP_EP_DEVICE u32 number(u32 place, u32 first, u32 end, u32 count, bool notes) const {
+        const bool is_node = place >= ranks;
+        const u32 node = place - ranks;
+        const u32 from = is_node ? node * args.per_node : place, to = is_node ? from + args.per_node : place + 1;
+        const auto load = [&](u32 batch, bool (&goes)[kScanSteps]) {
 #pragma unroll
-            for (u32 s = 0; s < kScanSteps; ++s) {
-                const u32 token = batch + s * device::kWarpSize + device::lane();
-                goes[s] |= token < args.tokens && args.is_token_in_rank[static_cast<u64>(token) * ranks + r] != 0;
-            }
-        }
+            for (u32 s = 0; s < kScanSteps; ++s) goes[s] = false;
+            for (u32 r = from; r < to; ++r) {
+                if (!op.present(r)) continue;
 #pragma unroll
-        for (u32 s = 0; s < kScanSteps; ++s) {
-            const u32 first = batch + s * device::kWarpSize, token = first + device::lane();
-            if (first >= args.tokens) break;
-            const u32 mask = __ballot_sync(device::kFullMask, goes[s]);
-            const i32 index = static_cast<i32>(count + __popc(mask & lanes_below));
-            if (token < args.tokens) {
-                args.plan.token_node[static_cast<u64>(token) * nodes + node] = goes[s] ? index : -1;
+                for (u32 s = 0; s < kScanSteps; ++s) {
+                    const u32 token = batch + s * device::kWarpSize + device::lane();
+                    goes[s] |= token < end && args.is_token_in_rank[static_cast<u64>(token) * ranks + r] != 0;
+                }
             }
-            count += __popc(mask);
-        }
+        };
+        const auto note = [&](u32 token, bool goes, u32 number) {
+            const i32 index = goes ? static_cast<i32>(number) : -1;
+            if (!notes) return;
+            if (is_node) {
+                args.plan.token_node[static_cast<u64>(token) * nodes() + node] = index;
+                return;
+            }
+            args.plan.token_row[static_cast<u64>(token) * ranks + place] = index;
+            if (goes) args.plan.row_token[static_cast<u64>(place) * args.tokens + number] = static_cast<i32>(token);
+        };
+        return number_tokens(first, end, count, load, note);
     }
-    if (device::lane() == 0) args.plan.tokens_to_node[node] = static_cast<i32>(count);
+    DEEP_EP_DEVICE void note_total(u32 place, u32 tokens) const {
+        i32* const total = place < ranks ? args.plan.rows_to_rank + place : args.plan.tokens_to_node + (place - ranks);
+        *total = static_cast<i32>(tokens);
+    }
+};
+
+// The first `blocks` blocks: number the tokens for all places. If there are more warps than places, a group of warps
+// numbers for one: each warp counts its part of the tokens, and continues from the counts of the parts before.
+// `counts`: [2, warps] in shared memory. False if the operation is given up.
+DEEP_EP_DEVICE bool number_all(Operation& op, const Numbering& numbering, u32 blocks, u32* counts) {
+    const u32 warps = device::warps(), places = numbering.places(), tokens = numbering.args.tokens;
+    const u32 groups = min(warps, wire::ceil_div(places, blocks)), members = warps / groups;
+    const u32 group = device::warp() / members, member = device::warp() % members;
+    const u32 first = static_cast<u32>(u64{tokens} * member / members);
+    const u32 end = static_cast<u32>(u64{tokens} * (member + 1) / members);
+    for (u32 begin = blockIdx.x * groups, round = 0; begin < places; begin += blocks * groups, ++round) {
+        const u32 place = begin + group;
+        const bool mine = group < groups && place < places;
+        u32 before = 0;
+        if (members > 1) {
+            // A warp may reach the next round while others still read this one's counts, but cannot get further ahead.
+            u32* const of_round = counts + round % 2 * warps;
+            const u32 count = mine ? numbering.number(place, first, end, 0, false) : 0;
+            if (device::lane() == 0) of_round[device::warp()] = count;
+            if (!op.sync_block()) return false;
+            for (u32 other = group * members; mine && other < device::warp(); ++other) before += of_round[other];
+        }
+        if (!mine) continue;
+        before = numbering.number(place, first, end, before, true);
+        if (member == members - 1 && device::lane() == 0) numbering.note_total(place, before);
+    }
+    return true;
 }
 
 // The block: builds this rank's message in its own region and puts it to every rank.
@@ -156,16 +198,15 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
     const u8* rows = op.local_region();
     for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
         i32 sum = 0;
-        for (u32 from = 0; from < ranks; ++from) {
-            const u8* row = rows + args.layout.notify_row(from) + wire::kNotifyCounts;
-            const u32 tokens = static_cast<u32>(args.plan.source_tokens[from]);
+        const auto rows_of = [&](u32 from) { return rows + args.layout.notify_row(from) + wire::kNotifyCounts; };
+        for_counts(op, ranks, to, rows_of, [&](u32 from, u32 count) {
             const i32 begin = sum;
-            if (op.present(from)) sum += bounded_count(op, from, row, to, tokens);
+            sum += bounded_count(op, from, count, static_cast<u32>(args.plan.source_tokens[from]));
             args.plan.rank_prefix[from * ranks + to] = sum;
-            if (to != op.rank() || args.plan.rank_end == nullptr) continue;
+            if (to != op.rank() || args.plan.rank_end == nullptr) return;
             args.plan.rank_begin[from] = begin;
             args.plan.rank_end[from] = sum;
-        }
+        });
         if (to == op.rank()) args.call.outcome->total_rows = sum;
         if (args.max_rows != 0 && static_cast<u32>(sum) > args.max_rows) {
             op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(to), args.max_rows, static_cast<u64>(sum));
@@ -173,11 +214,12 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
     }
     for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < args.layout.experts / ranks; e += blockDim.x) {
         i32 sum = 0;
-        for (u32 from = 0; from < ranks; ++from) {
-            const u8* row = rows + args.layout.notify_row(from) + args.layout.notify_common_bytes();
-            const u32 most = 0x7fffffffu - static_cast<u32>(sum);
-            if (op.present(from)) sum += bounded_count(op, from, row, e, most);
-        }
+        const auto experts_of = [&](u32 from) {
+            return rows + args.layout.notify_row(from) + args.layout.notify_common_bytes();
+        };
+        for_counts(op, ranks, e, experts_of, [&](u32 from, u32 count) {
+            sum += bounded_count(op, from, count, 0x7fffffffu - static_cast<u32>(sum));
+        });
         args.rows_per_expert[e] = sum;
         args.received.note(e, sum);
     }
@@ -227,18 +269,11 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks();
 
+    const NotifyShared at({ranks, 0, shape.topk(), device::warps(), 0});
     const CheckedIds ids = checked_ids(args, shape.topk());
-    if (ids.checked_here()) check_ids(op, ids, reinterpret_cast<i32*>(shared));
-    const u32 blocks = ids.numbering_blocks(), first = blockIdx.x * device::warps() + device::warp();
-    const u32 nodes = args.plan.tokens_to_node != nullptr ? ranks / args.per_node : 0;
-    for (u32 i = first; blockIdx.x < blocks && i < ranks + nodes; i += blocks * device::warps()) {
-        if (i < ranks) {
-            const u32 rows = scan_destination(args, ranks, i, op.present(i));
-            if (device::lane() == 0) args.plan.rows_to_rank[i] = static_cast<i32>(rows);
-        } else {
-            scan_node(args, op, ranks, i - ranks);
-        }
-    }
+    if (ids.checked_here()) check_ids(op, ids, reinterpret_cast<i32*>(at.checked.in(shared)));
+    const u32 blocks = ids.numbering_blocks();
+    if (blockIdx.x < blocks && !number_all(op, {args, op, ranks}, blocks, at.counts.in(shared))) return;
     if (!op.last_block(kCounted)) return;
 
     if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
@@ -273,7 +308,7 @@ struct NotifyKernel {
     using Args = NotifyArgs;
     template <class Shape>
     static constexpr auto kEntry = notify<Shape>;
-    static constexpr u32 shared_bytes(const BlockSizes& block) { return checked_ids_bytes(block); }
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return NotifyShared(block).bytes; }
 };
 
 struct CountsKernel : NoSharedMemory {

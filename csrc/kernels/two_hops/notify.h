@@ -112,7 +112,8 @@ DEEP_EP_DEVICE bool send_local_counts(const NotifyArgs& args, Operation& op, con
         const u32 node_rows = static_cast<u32>(args.plan.forwarded[line]);
         i32 rows = origin == op.rank() ? args.plan.rows_to_rank[me.near(d)] : 0;
         if (origin != op.rank() && origin != wire::kNoRank) {
-            rows = bounded_count(op, origin, rail_message(args, op, me, line) + wire::kNotifyCounts, d, node_rows);
+            rows = bounded_count(op, origin, count_at(rail_message(args, op, me, line) + wire::kNotifyCounts, d),
+                                 node_rows);
         }
         reinterpret_cast<i32*>(message(d) + wire::kNotifyCounts)[line] = rows;
         reinterpret_cast<i32*>(message(d) + layout.local_node_rows())[line] = static_cast<i32>(node_rows);
@@ -125,7 +126,7 @@ DEEP_EP_DEVICE bool send_local_counts(const NotifyArgs& args, Operation& op, con
             const u32 origin = me.origin(line);
             if (origin == op.rank() || origin == wire::kNoRank) continue;
             const u8* const counts = rail_message(args, op, me, line) + layout.rail_experts();
-            sum += bounded_count(op, origin, counts, i, 0x7fffffffu - static_cast<u32>(sum));
+            sum += bounded_count(op, origin, count_at(counts, i), 0x7fffffffu - static_cast<u32>(sum));
         }
         reinterpret_cast<i32*>(message(d) + layout.local_experts())[e] = sum;
     }
@@ -163,17 +164,18 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
         const u32 forwarder = me.near_forwarder(s);
         const u32 line = me.role(forwarder, s) * layout.nodes + s / me.per_node;
         const u8* const message = op.local_region() + layout.local_counts.at(forwarder % me.per_node);
-        const i32 node_rows = bounded_count(op, forwarder, message + layout.local_node_rows(), line, wire::kMaxTokens);
+        const i32 node_rows =
+            bounded_count(op, forwarder, count_at(message + layout.local_node_rows(), line), wire::kMaxTokens);
         args.plan.node_rows[s] = node_rows;
         args.plan.rank_prefix[s] =
-            bounded_count(op, forwarder, message + wire::kNotifyCounts, line, static_cast<u32>(node_rows));
+            bounded_count(op, forwarder, count_at(message + wire::kNotifyCounts, line), static_cast<u32>(node_rows));
     }
     for (u32 e = threadIdx.x; e < layout.experts_per_rank(); e += blockDim.x) {
         i32 sum = 0;
         for (u32 f = 0; f < me.per_node; ++f) {
             if (!me.has(f)) continue;
             const u8* const counts = op.local_region() + layout.local_counts.at(f) + layout.local_experts();
-            sum += bounded_count(op, me.near(f), counts, e, 0x7fffffffu - static_cast<u32>(sum));
+            sum += bounded_count(op, me.near(f), count_at(counts, e), 0x7fffffffu - static_cast<u32>(sum));
         }
         args.rows_per_expert[e] = sum;
         args.received.note(e, sum);

@@ -87,10 +87,10 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
     }
-    // One warp per destination scans the tokens, and one more block checks the ids. The kernel has no work for further
-    // thread blocks, and the last one to arrive continues alone.
-    blocks =
-        std::min(blocks, wire::ceil_div(args.shape.ranks_, runtime.launcher().warps()) + (sizes.topk != 0 ? 1 : 0));
+    // At most one block numbers the tokens for a rank or a node, and one more checks the ids. The kernel has no work
+    // for further blocks, and the last one to arrive continues alone.
+    const u32 nodes = plan.tokens_to_node != nullptr ? args.shape.ranks_ / args.per_node : 0;
+    blocks = std::min(blocks, args.shape.ranks_ + nodes + (sizes.topk != 0 ? 1 : 0));
     call->serial = runtime.launch<NotifyKernel>(args, blocks, sizes.topk != 0 ? sizes.experts : 0);
     Counting counting{experts, nullptr};
     if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
