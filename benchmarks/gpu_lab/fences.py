@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu_lab import probe
 from deep_ep_py.base.native import C
 from deep_ep_py.base.options import OutputFile
-from deep_ep_py.device.jit import has_bulk_copies
+from deep_ep_py.device.jit import copy_piece
 
 BOUNDARY = (
     "Cycles of the SM's clock that a thread of the first block waits for an operation, the mean of 64; the work of "
@@ -71,7 +71,7 @@ def fences(bench: Bench) -> dict[str, Any]:
     """Time fences, idle and under load."""
     rows = []
     for text, kind in FENCES.items():
-        if "proxy" in text and not has_bulk_copies(bench.context.architecture):
+        if "proxy" in text and not copy_piece(bench.context.architecture):
             continue
         for load in (False, True):
             found = [bench.run(f"fence<gpu_lab::{kind}>", *shape, load=load)[0] for shape in SHAPES]
@@ -89,7 +89,7 @@ def others(bench: Bench) -> dict[str, Any]:
             rows.append([text, memory, bench.run(f"addition<gpu_lab::{kind}>", 1, 1, 0, load=load)[0]])
         first, again = bench.run("dependent_loads", 1, 1, STRIDE, load=load)
         rows += [["load, from memory", memory, first], ["load, from the L2 cache", memory, again]]
-        for size in BULK_BYTES if has_bulk_copies(bench.context.architecture) else ():
+        for size in BULK_BYTES if copy_piece(bench.context.architecture) else ():
             for blocks in (1, 64):
                 found = bench.run("bulk_loads<>", blocks, 1, size, shared=max(BULK_BYTES), load=load)[0]
                 rows.append([f"bulk load of {size} bytes, {blocks} at once", memory, found])

@@ -6,17 +6,18 @@
 
 namespace deep_ep::device {
 
-// A ring of pieces, one being stored while the next three are loaded. 16 warps keep 96 KB of loads in flight: by
-// Little's law, a block then copies 150 GB/s from memory that responds within 0.6 us.
+// A ring of pieces, one being stored while the next three are loaded. With pieces of 2048 bytes, 16 warps keep 96 KB of
+// loads in flight: by Little's law, a block then copies 150 GB/s from memory that responds within 0.6 us. Pieces of
+// 1024 bytes fit into the 99 KB available to a block on sm_120.
 struct CopyStage {
     static constexpr u32 kPieces = 4;
-    static constexpr u32 kPieceBytes = 2048;
     static constexpr u32 kBarrierBytes =
         128;  // 8 bytes a piece are used; the rest keeps the next warp's pieces aligned
-    static constexpr u32 kBytes = kPieces * kPieceBytes + kBarrierBytes;
+    static_assert(kPieces * sizeof(u64) <= kBarrierBytes);
+
+    // For one warp. `piece_bytes`: 0 if the target has no bulk copies.
+    static constexpr u32 bytes(u32 piece_bytes) { return piece_bytes == 0 ? 0 : kPieces * piece_bytes + kBarrierBytes; }
 };
-static_assert(CopyStage::kPieces * sizeof(u64) <= CopyStage::kBarrierBytes);
-static_assert(CopyStage::kPieceBytes % 16 == 0, "bulk copies move multiples of 16 bytes");
 
 // A ring of pieces, each from one row. 16 warps keep 80 KB of loads in flight: by Little's law, 24 SMs then read 400
 // GB/s from peers whose memory responds within 4.9 us. The stages of 16 warps fit into the 99 KB available to a block
@@ -30,10 +31,13 @@ struct SumStage {
 };
 static_assert(SumStage::kPieces * sizeof(u64) <= SumStage::kBarrierBytes);
 
-static_assert(SumStage::kBytes <= CopyStage::kBytes, "a kernel may use the memory of its copies for sums after them");
-
 // Shared memory per warp of a kernel that sums rows, given what copying them takes: a target has bulk copies for both
 // or for neither.
 constexpr u32 sums_bytes(u32 copies_bytes) { return copies_bytes != 0 ? SumStage::kBytes : 0; }
+
+// The same if it copies rows first, in the same memory.
+constexpr u32 copies_and_sums_bytes(u32 copies_bytes) {
+    return copies_bytes > sums_bytes(copies_bytes) ? copies_bytes : sums_bytes(copies_bytes);
+}
 
 }  // namespace deep_ep::device

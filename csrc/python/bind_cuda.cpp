@@ -121,15 +121,13 @@ RuntimePointer make_runtime_on_gpu(const host::BufferOptions& options, std::vect
                                             control, make_warden, std::move(networks)));
 }
 
-uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage::kBytes : 0; }
-
 }  // namespace
 
 void bind_cuda(py::module_& module) {
     py::register_local_exception_translator(translate_driver_error);
     py::module_ m = module.def_submodule("cuda", "GPUs through the CUDA driver, which is opened on first use.");
     m.attr("BLOCK_WARPS") = device::kBlockWarps;
-    m.attr("COPY_STAGE_BYTES") = copies_bytes(true);
+    m.def("copies_bytes", &device::CopyStage::bytes, py::arg("copy_piece"));
     m.def("driver_version", driver_version, "Return the CUDA version that the driver supports, for example 13000.");
     py::class_<ContextScope>(m, "ContextScope")
         .def("__enter__",
@@ -235,14 +233,15 @@ void bind_cuda(py::module_& module) {
             },
             py::arg("serial"), NoGil(), "Wait until this launch has ended.");
     py::class_<CudaLauncher, StreamLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
-        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies,
+        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, uint32_t copy_piece,
                          bool cooperative) {
                  check_positive("sharers", sharers);
-                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps, copies_bytes(bulk_copies),
-                                                       cooperative, check_signals);
+                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps,
+                                                       device::CopyStage::bytes(copy_piece), cooperative,
+                                                       check_signals);
              }),
              py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps,
-             py::arg("bulk_copies") = false, py::arg("cooperative") = true)
+             py::arg("copy_piece") = 0, py::arg("cooperative") = true)
         .def("share", &CudaLauncher::share, py::arg("sharers"),
              "Change the number of sharers, before a kernel is loaded.")
         .def(
@@ -268,12 +267,13 @@ void bind_cuda(py::module_& module) {
     py::class_<Gathering, std::shared_ptr<Gathering>>(m, "Gathering",
                                                       "Combines the launches of several ranks into one.")
         .def(py::init([](const std::shared_ptr<PrimaryContext>& context, unsigned ranks, unsigned warps,
-                         bool bulk_copies, bool cooperative) {
+                         uint32_t copy_piece, bool cooperative) {
                  check_positive("ranks", ranks);
-                 return std::make_shared<Gathering>(context, ranks, warps, copies_bytes(bulk_copies), cooperative);
+                 return std::make_shared<Gathering>(context, ranks, warps, device::CopyStage::bytes(copy_piece),
+                                                    cooperative);
              }),
-             py::arg("context"), py::arg("ranks"), py::arg("warps") = device::kBlockWarps,
-             py::arg("bulk_copies") = false, py::arg("cooperative") = true)
+             py::arg("context"), py::arg("ranks"), py::arg("warps") = device::kBlockWarps, py::arg("copy_piece") = 0,
+             py::arg("cooperative") = true)
         .def("leave", &Gathering::leave, py::arg("rank"), NoGil(),
              "Make no rank wait any longer for this one, which will not arrive.");
     py::class_<GatheredLauncher, StreamLauncher, std::shared_ptr<GatheredLauncher>>(m, "GatheredLauncher")

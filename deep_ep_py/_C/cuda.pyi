@@ -10,7 +10,6 @@ import typing
 
 __all__: list[str] = [
     "BLOCK_WARPS",
-    "COPY_STAGE_BYTES",
     "Context",
     "ContextScope",
     "GatheredLauncher",
@@ -21,6 +20,7 @@ __all__: list[str] = [
     "PinnedWords",
     "PoolScope",
     "StreamLauncher",
+    "copies_bytes",
     "driver_version",
     "make_heap",
     "make_runtime",
@@ -135,7 +135,7 @@ class StreamLauncher:
 
 class Launcher(StreamLauncher):
     def __init__(
-        self, context: Context, sharers: int = 1, warps: int = 16, bulk_copies: bool = False, cooperative: bool = True
+        self, context: Context, sharers: int = 1, warps: int = 16, copy_piece: int = 0, cooperative: bool = True
     ) -> None: ...
     def max_blocks(self, name: str, shape: tuple[int, int, int], warps: int, shared_bytes: int) -> int: ...
     def share(self, sharers: int) -> None:
@@ -156,7 +156,7 @@ class Gathering:
     Combines the launches of several ranks into one.
     """
     def __init__(
-        self, context: Context, ranks: int, warps: int = 16, bulk_copies: bool = False, cooperative: bool = True
+        self, context: Context, ranks: int, warps: int = 16, copy_piece: int = 0, cooperative: bool = True
     ) -> None: ...
     def leave(self, rank: int) -> None:
         """
@@ -166,6 +166,7 @@ class Gathering:
 class GatheredLauncher(StreamLauncher):
     def __init__(self, gathering: Gathering, rank: int, timeout: float) -> None: ...
 
+def copies_bytes(copy_piece: int) -> int: ...
 def driver_version() -> int:
     """
     Return the CUDA version that the driver supports, for example 13000.
@@ -200,4 +201,3 @@ def pool_over(runtime: deep_ep_py._C.Runtime, grows: bool) -> PoolScope:
     """
 
 BLOCK_WARPS: int = 16
-COPY_STAGE_BYTES: int = 4224

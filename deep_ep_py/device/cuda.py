@@ -81,14 +81,14 @@ class CudaDevice:
                 f"expected torch {_POOLS_SINCE} or later",
             )
         self.context = C.cuda.Context(device.index)
-        self._bulk_copies = bulk_copies(self.context.architecture)
+        self._copy_piece = copy_piece(self.context.architecture)
         self.gpu = self.context.uuid
-        self.name, self.copies = self.context.name, "bulk" if self._bulk_copies else "vector"
+        self.name, self.copies = self.context.name, "bulk" if self._copy_piece else "vector"
         self._gathered = make_launcher is not None
         make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
         cooperative = choices.chosen(choices.LAUNCH) == "cooperative"
         self._launcher = make_launcher(
-            self.context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
+            self.context, warps=self.warps, copy_piece=self._copy_piece, cooperative=cooperative
         )
         self._set_share(sharers)
 
@@ -280,7 +280,7 @@ class CudaDevice:
 
         check_driver(C.cuda.driver_version())
         wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
-        static = StaticShape(*shape, bulk_copies=self._bulk_copies)
+        static = StaticShape(*shape, bulk_copies=self._copy_piece != 0)
         # Processes that start together begin with different kernels.
         found = KernelCache().get_all(wanted, static, self.context.architecture, start=os.getpid())
         for name, kernel in zip(missing, found, strict=True):
@@ -339,11 +339,11 @@ class CudaDevice:
         return shape if KERNELS[name].takes_shape else (0, 0, 0)
 
 
-def bulk_copies(architecture: str) -> bool:
-    """Return whether kernels use bulk copies for rows: if the GPU has them and the environment does not say no."""
-    from deep_ep_py.device.jit import has_bulk_copies
+def copy_piece(architecture: str) -> int:
+    """Return the bytes that a bulk copy moves; 0: the GPU has none, or the environment says no."""
+    from deep_ep_py.device import jit
 
-    return choices.chosen(choices.COPIES) == "bulk" and has_bulk_copies(architecture)
+    return jit.copy_piece(architecture) if choices.chosen(choices.COPIES) == "bulk" else 0
 
 
 def _is_of_the_gpu(error: RuntimeError) -> bool:

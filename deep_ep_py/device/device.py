@@ -19,7 +19,7 @@ Compiling = Callable[[], AbstractContextManager[None]]
 """Makes a context during which peers are notified that this rank is compiling."""
 
 MakeLauncher = Callable[..., Any]
-"""Makes a GPU's kernel launcher from its context, `warps` (of a block), `bulk_copies` and `cooperative`."""
+"""Makes a GPU's kernel launcher from its context, `warps` (of a block), `copy_piece` and `cooperative`."""
 
 
 class Device(Protocol):

@@ -23,9 +23,7 @@ class OneLaunch:
         self._gathering: Any = None
         self._left: list[int] = []
 
-    def launcher(
-        self, rank: int, timeout: float, context: Any, warps: int, bulk_copies: bool, cooperative: bool
-    ) -> Any:
+    def launcher(self, rank: int, timeout: float, context: Any, warps: int, copy_piece: int, cooperative: bool) -> Any:
         """Return the launcher of a rank.
 
         Parameters
@@ -38,15 +36,15 @@ class OneLaunch:
             The GPU's context, a `native.C.cuda.Context`; that of the first rank is used for all.
         warps
             Warps per block; the value of the first rank is used.
-        bulk_copies
-            Whether the kernels copy rows with bulk copies.
+        copy_piece
+            Bytes of a row that a bulk copy moves; 0: rows are copied without.
         cooperative
             Whether launches are cooperative, which tells the driver that their blocks wait for each other; the value of
             the first rank is used.
         """
         with self._lock:
             if self._gathering is None:
-                self._gathering = C.cuda.Gathering(context, self.ranks, warps, bulk_copies, cooperative)
+                self._gathering = C.cuda.Gathering(context, self.ranks, warps, copy_piece, cooperative)
                 for left in self._left:
                     self._gathering.leave(left)
             return C.cuda.GatheredLauncher(self._gathering, rank, timeout)

@@ -13,7 +13,7 @@
 #include "device/cuda/warp.h"
 
 // Set by the code that compiles a kernel and also allocates its shared memory.
-#if DEEP_EP_BULK_COPIES
+#if DEEP_EP_COPY_PIECE
 #include "device/cuda/row_copies_bulk.h"
 #include "device/cuda/row_sums_bulk.h"
 #else

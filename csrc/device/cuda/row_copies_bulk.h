@@ -11,7 +11,7 @@ namespace deep_ep::device {
 // the next kAhead ones are loaded, those of the row that follows among them.
 class RowCopies {
   public:
-    static constexpr u32 kSharedBytes = CopyStage::kBytes;
+    static constexpr u32 kSharedBytes = CopyStage::bytes(DEEP_EP_COPY_PIECE);
 
     DEEP_EP_DEVICE explicit RowCopies(void* shared) : stage_(bulk::shared_address(shared)) {
         if (lane() != 0) return;
@@ -45,8 +45,8 @@ class RowCopies {
             row_.src = static_cast<const u8*>(src);
             ask(row_, size);
         }
-        for (u32 at = 0; at < size; at += CopyStage::kPieceBytes) {
-            const u32 slot = stored_ % CopyStage::kPieces, piece = stage_ + slot * CopyStage::kPieceBytes;
+        for (u32 at = 0; at < size; at += kPieceBytes) {
+            const u32 slot = stored_ % CopyStage::kPieces, piece = stage_ + slot * kPieceBytes;
             bulk::wait(barrier(slot), stored_ / CopyStage::kPieces & 1u);
 #pragma unroll 4
             for (u32 k = 0; k < n; ++k) bulk::store(dst[k] + at, piece, piece_bytes(at, size));
@@ -76,6 +76,8 @@ class RowCopies {
     }
 
   private:
+    static constexpr u32 kPieceBytes = DEEP_EP_COPY_PIECE;
+    static_assert(kPieceBytes % 16 == 0, "bulk copies move multiples of 16 bytes");
     static constexpr u32 kStored = 1;  // pieces that may be on their way from the ring
     static constexpr u32 kAhead = CopyStage::kPieces - kStored;
 
@@ -90,16 +92,16 @@ class RowCopies {
         while (row.src != nullptr && row.asked < size && loaded_ - stored_ < kAhead) {
             const u32 slot = loaded_ % CopyStage::kPieces, bytes = piece_bytes(row.asked, size);
             bulk::expect(barrier(slot), bytes);
-            bulk::load(stage_ + slot * CopyStage::kPieceBytes, row.src + row.asked, bytes, barrier(slot));
+            bulk::load(stage_ + slot * kPieceBytes, row.src + row.asked, bytes, barrier(slot));
             row.asked += bytes;
             ++loaded_;
         }
     }
     static DEEP_EP_DEVICE u32 piece_bytes(u32 at, u32 size) {
-        return size - at < CopyStage::kPieceBytes ? size - at : CopyStage::kPieceBytes;
+        return size - at < kPieceBytes ? size - at : kPieceBytes;
     }
     DEEP_EP_DEVICE u32 barrier(u32 slot) const {
-        return stage_ + CopyStage::kPieces * CopyStage::kPieceBytes + slot * static_cast<u32>(sizeof(u64));
+        return stage_ + CopyStage::kPieces * kPieceBytes + slot * static_cast<u32>(sizeof(u64));
     }
 
     const u32 stage_;

@@ -399,7 +399,8 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     Operation op(args.call, &block);
     const auto shape = Shape::of(args.shape);
     const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), device::RowCopies::kSharedBytes});
-    u8* const stage = at.stage.in(shared) + device::warp() * device::RowCopies::kSharedBytes;
+    u8* const stage =
+        at.stage.in(shared) + device::warp() * device::copies_and_sums_bytes(device::RowCopies::kSharedBytes);
     if ((args.phases & kSend) != 0) {
         if (!op.enter_first(wire::Kind::kLowLatencyCombine, args.arguments, shape.ranks())) return;
         if (lacks_forwarders(op, args.layout)) return;

@@ -1,6 +1,7 @@
 // Arguments of a low-latency combine, and the shared memory of its blocks.
 #pragma once
 
+#include "device/copy_stage.h"
 #include "kernels/common/expert_ids.h"
 #include "kernels/low_latency/origins.h"
 #include "kernels/low_latency/unit.h"
@@ -41,7 +42,7 @@ struct CombineShared {
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
-        : stage(cut.take<u8>(block.warps * block.copies_bytes)),
+        : stage(cut.take<u8>(block.warps * device::copies_and_sums_bytes(block.copies_bytes))),
           rows(cut.take<const u8*>(block.warps * block.topk)),
           weights(cut.take<float>(block.warps * block.topk)),
           results(cut.take<Results>(block.ranks)),

@@ -20,19 +20,19 @@ using ptx::Library;
 // Kernels to interpret instead of those compiled into this extension.
 class PtxKernels final : public KernelSource {
   public:
-    PtxKernels(bool bulk_copies, unsigned warps) : bulk_copies_(bulk_copies), warps_(warps) {}
+    PtxKernels(uint32_t copy_piece, unsigned warps) : copy_piece_(copy_piece), warps_(warps) {}
 
     void find(cpu::Launch& launch, const RuntimeShape& shape, std::string& held) const override {
         library.find(launch, {shape.ranks(), shape.row_bytes(), shape.topk()}, held);
     }
-    uint32_t copies_bytes() const override { return bulk_copies_ ? device::CopyStage::kBytes : 0; }
+    uint32_t copies_bytes() const override { return device::CopyStage::bytes(copy_piece_); }
 
     unsigned warps() const override { return warps_; }
 
     Library library;
 
   private:
-    const bool bulk_copies_;
+    const uint32_t copy_piece_;
     const unsigned warps_;
 };
 
@@ -184,11 +184,11 @@ void bind_ptx(py::module_& module) {
         "Run a kernel of a module on its own. `args`: the bytes of its parameters.");
     py::class_<PtxKernels, KernelSource, std::shared_ptr<PtxKernels>>(
         m, "Kernels", "Kernels that a Runtime launches instead of those compiled into the extension.")
-        .def(py::init([](bool bulk_copies, unsigned warps) {
+        .def(py::init([](uint32_t copy_piece, unsigned warps) {
                  if (warps == 0) throw std::invalid_argument("warps=0: expected a positive number");
-                 return std::make_shared<PtxKernels>(bulk_copies, warps);
+                 return std::make_shared<PtxKernels>(copy_piece, warps);
              }),
-             py::arg("bulk_copies"), py::arg("warps"))
+             py::arg("copy_piece"), py::arg("warps"))
         .def(
             "has",
             [](const PtxKernels& kernels, const std::string& name, const Library::Shape& shape) {

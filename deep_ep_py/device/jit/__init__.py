@@ -10,7 +10,7 @@ from deep_ep_py.device.jit.compiler import (
     compile_kernel,
     require_nvrtc,
 )
-from deep_ep_py.device.jit.registry import GATHERED, KERNELS, Kernel, Shape, has_bulk_copies
+from deep_ep_py.device.jit.registry import GATHERED, KERNELS, Kernel, Shape, copy_piece
 from deep_ep_py.device.jit.resources import Resources
 
 __all__ = [
@@ -24,6 +24,6 @@ __all__ = [
     "Resources",
     "Shape",
     "compile_kernel",
-    "has_bulk_copies",
+    "copy_piece",
     "require_nvrtc",
 ]

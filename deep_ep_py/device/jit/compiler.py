@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deep_ep_py.base.sources import include_root
-from deep_ep_py.device.jit.registry import Kernel, Shape, has_bulk_copies
+from deep_ep_py.device.jit.registry import Kernel, Shape, copy_piece
 from deep_ep_py.device.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
 from deep_ep_py.errors import CudaError
 
@@ -124,11 +124,11 @@ def known_architectures() -> list[str]:
 
 def source_of(kernel: Kernel, shape: Shape, architecture: str) -> str:
     """Return the text of the program that NVRTC compiles."""
-    bulk_copies = shape.bulk_copies and has_bulk_copies(architecture)
+    piece = copy_piece(architecture) if shape.bulk_copies else 0
     # The header's own function computes the shared memory of a launch; the cubin carries the result.
     includes = "".join(f'#include "{header}"\n' for header in (*kernel.before, kernel.header))
     return (
-        f"#define DEEP_EP_BULK_COPIES {int(bulk_copies)}\n"
+        f"#define DEEP_EP_COPY_PIECE {piece}\n"
         f"{includes}"
         f'extern "C" __constant__ unsigned int {DYNAMIC_SHARED_SYMBOL} = {kernel.dynamic_shared_for(shape)};\n'
     )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from deep_ep_py.base.native import C
 
 _FIRST_WITH_BULK_COPIES = 90
+_WITH_LITTLE_SHARED_MEMORY = range(120, 130)
+"""A block has 99 KB there, and 227 KB on the other architectures that have bulk copies."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,12 @@ class Kernel:
         return f"{self.type}::shared_bytes({{{block}}})"
 
 
-def has_bulk_copies(architecture: str) -> bool:
-    """Return whether an architecture, such as `sm_90a`, has bulk copies."""
-    return int("".join(filter(str.isdigit, architecture))) >= _FIRST_WITH_BULK_COPIES
+def copy_piece(architecture: str) -> int:
+    """Return the bytes that a bulk copy moves on an architecture, such as `sm_90a`; 0: it has no such copies."""
+    number = int("".join(filter(str.isdigit, architecture)))
+    if number < _FIRST_WITH_BULK_COPIES:
+        return 0
+    return 1024 if number in _WITH_LITTLE_SHARED_MEMORY else 2048
 
 
 def _kernels(*kernels: Kernel) -> dict[str, Kernel]:

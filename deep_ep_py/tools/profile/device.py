@@ -12,7 +12,7 @@ from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.device.device import Compiling
 from deep_ep_py.device.device import Shape as RuntimeShape
 from deep_ep_py.device.jit.ptx import PtxCache
-from deep_ep_py.device.jit.registry import KERNELS, Kernel, Shape, has_bulk_copies
+from deep_ep_py.device.jit.registry import KERNELS, Kernel, Shape, copy_piece
 from deep_ep_py.device.make import cpu_made_by
 
 Compile = Callable[[Kernel, Shape, str], tuple[str, str]]
@@ -55,7 +55,7 @@ class Images:
         with self._lock:
             if (name, shape) not in self._found:
                 ranks, row_bytes, topk = shape if shape != _NO_SHAPE else (1, 16, 1)
-                static = Shape(ranks, row_bytes, topk, bulk_copies=has_bulk_copies(self.architecture))
+                static = Shape(ranks, row_bytes, topk, bulk_copies=copy_piece(self.architecture) != 0)
                 text, symbol = self._compile(KERNELS[name], static, self.architecture)
                 self.shapes[name] = static
                 self._found[name, shape] = symbol, C.ptx.Image(text)
@@ -79,7 +79,7 @@ class PtxDevice(CpuDevice):
         super().__init__()
         self.blocks = blocks
         self._images = images
-        self._kernels = C.ptx.Kernels(bulk_copies=has_bulk_copies(images.architecture), warps=warps)
+        self._kernels = C.ptx.Kernels(copy_piece=copy_piece(images.architecture), warps=warps)
 
     def prepare(self, kernels: Iterable[str], shape: RuntimeShape, compiling: Compiling) -> None:
         """Compile and read the kernels that are not ready yet."""
