@@ -21,7 +21,9 @@ _COUNTED = "    for (u32 token = threadIdx.x; token < args.tokens; token += bloc
 _LAST = "if (!op.last_warp(kFinished)) return;"
 _FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
-_SUMS = "    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {\n"
+_SUMS = (
+    "    for (u32 task = blockIdx.x * device::warps() + device::warp(); task < args.tokens * parts; task += warps) {\n"
+)
 _EARLY_READ = "    for (u32 r = threadIdx.x; blockIdx.x == 0 && r < ranks; r += blockDim.x) {\n" + _READ + "\n}\n"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -117,10 +119,18 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: expert named twice gets two rows",
         "kernels/low_latency/unit.h",
+        "            if (other < k && ids_[other] == wanted) return wire::kNoExpert;\n",
+        "",
+        "fast",
+        "low latency",
+    ),
+    one(
+        "low latency: expert named twice gets two results",
+        "kernels/low_latency/unit.h",
         "wanted - begin < count && first_of(token, k, wanted) == k ?",
         "wanted - begin < count ?",
         "fast",
-        "low latency",
+        *_PUTS,
     ),
     # --- kernels/low_latency/dispatch_receive.h
     one(
@@ -293,10 +303,34 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: a warp skips results of later experts",
         _COMBINE,
-        "(warp + warps - before % warps) % warps; row < rows;",
-        "warp + before % warps; row < rows;",
+        "u32 row = (warp + warps - before % warps) % warps;",
+        "u32 row = warp + before % warps;",
         "fast",
         "low latency",
+    ),
+    one(
+        "low latency: a result stored where the next one goes",
+        _COMBINE,
+        "fabric::address(op.peers(), of, region + layout.slot(to));",
+        "fabric::address(op.peers(), of, region + layout.slot(slot));",
+        "fast",
+        "low latency",
+    ),
+    one(
+        "low latency: several warps sum the same part of a token",
+        _COMBINE,
+        "task / parts, task % parts, parts);",
+        "task / parts, 0, parts);",
+        "fast",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: several warps write the same part of a row",
+        _SEND,
+        "token, task % parts, parts);",
+        "token, 0, parts);",
+        "fast",
+        *LOW_LATENCY,
     ),
     silent(
         "low latency: rows of a sum written over while lanes read",
@@ -341,8 +375,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: weights in the order of what came",
         _COMBINE,
-        "list.append(row, row != nullptr ? args.topk_weights[choice] : 0);",
-        "list.append(row, row != nullptr ? args.topk_weights[static_cast<u64>(token) * topk + list.count] : 0);",
+        "row != nullptr ? args.topk_weights[choice] : 0);",
+        "row != nullptr ? args.topk_weights[static_cast<u64>(token) * topk + list.count] : 0);",
         "fast",
         "low latency",
     ),

@@ -115,8 +115,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "once per node: sums of the last node left out",
         _COMBINE,
-        "list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), list);",
-        "list_sums(args, op, results, token, own_node, args.layout.nodes() - 1, list);",
+        "list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), list, mine.begin);",
+        "list_sums(args, op, results, token, own_node, args.layout.nodes() - 1, list, mine.begin);",
         "fast",
         *ONCE_PER_NODE,
     ),

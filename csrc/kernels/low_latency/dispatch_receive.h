@@ -361,8 +361,8 @@ struct RowPlacing {
         u32 count = 0;
         for (u32 base = 0; base < topk; base += device::kWarpSize) {
             const u32 k = base + device::lane();
-            const u32 expert = k < topk ? window.chosen[at * topk + k] : static_cast<u16>(wire::kNoExpert);
-            const bool goes = expert != static_cast<u16>(wire::kNoExpert);
+            const u32 expert = k < topk ? window.chosen[at * topk + k] : wire::kNoExpert;
+            const bool goes = expert != wire::kNoExpert;
             const u32 mask = __ballot_sync(device::kFullMask, goes);
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
             count += static_cast<u32>(__popc(mask));

@@ -124,6 +124,11 @@ DEEP_EP_DEVICE bool send_routings(const DispatchArgs& args, Operation& op, const
     return true;
 }
 
+// A warp: device::warp_cast_e4m3, once in the kernel.
+DEEP_EP_DEVICE_CALL void cast_row(u8* place, const u8* x, u32 elements, Scales scales, u32 part, u32 parts) {
+    device::warp_cast_e4m3(place, x, elements, scales, part, parts);
+}
+
 // A warp: writes a token's row, or one of `parts` parts of it, in the format in which it is sent.
 template <class Shape>
 DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* place, u32 token, u32 part = 0,
@@ -133,7 +138,7 @@ DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* 
         const PartOfRow mine(shape.row_bytes(), part, parts);
         device::warp_copy(place + mine.begin, x + mine.begin, mine.bytes());
     } else {
-        device::warp_cast_e4m3(place, x, shape.row_bytes() / static_cast<u32>(sizeof(u16)), args.scales, part, parts);
+        cast_row(place, x, shape.row_bytes() / static_cast<u32>(sizeof(u16)), args.scales, part, parts);
     }
 }
 

@@ -59,15 +59,8 @@ class TokenIds {
 #pragma unroll
         for (u32 k = 0; k < topk_; ++k) ids_[k] = choices.id(token, k);
     }
-    // As Choices::chosen(). `k` is the same in all lanes, and a constant where the shape is.
+    // As Choices::chosen(). `k` is a constant where the shape is: it selects a register.
     DEEP_EP_DEVICE u32 chosen(u32 k, u32 begin, u32 count) const { return first_of(k, ids_[k], begin, count); }
-    // The same for a `k` of each lane, which cannot choose a register: it selects from all choices.
-    DEEP_EP_DEVICE u32 chosen_by_lane(u32 k, u32 begin, u32 count) const {
-        u32 wanted = wire::kNoExpert;
-#pragma unroll
-        for (u32 other = 0; other < topk_; ++other) wanted = other == k ? ids_[other] : wanted;
-        return first_of(k, wanted, begin, count);
-    }
     DEEP_EP_DEVICE bool chooses_any(u32 begin, u32 count) const {
         bool any = false;
 #pragma unroll

@@ -30,10 +30,10 @@ struct Case {
 
 // Two units of tokens, and blocks with unequal shares; rows of two groups that are cast; rows that take two puts;
 // results of two groups that travel as LogFMT, and one block that puts them to all ranks.
-constexpr Case kUnits = {{40, 16, 3, 6}, {37, 0, 40}, 3};
+constexpr Case kUnits = {{40, 16, 3, 6}, {37, 0, 40}, 7};
 constexpr Case kCast = {{4, 2 * kScaleGroup, 2, 6, sizeof(i64), Scales::kExponents}, {4, 3, 0}, 2};
 constexpr Case kLog = {{5, 2 * kLogGroup, 2, 6, sizeof(i64), Scales::kNone, true}, {5, 3, 4}, 1};
-constexpr Case kPuts = {{136, 8, 1, 3}, {130, 2, 0}, 2};
+constexpr Case kPuts = {{136, 8, 1, 3}, {136, 2, 0}, 2};
 // On two nodes: two units of tokens; rows that are cast, with sums made by their owners; rows that take two puts.
 constexpr Case kNodeUnits = {
     {40, 16, 3, 12, sizeof(i64), Scales::kNone, false, kPerNode, true}, {37, 0, 40, 5}, 3, kNodeRanks};
