@@ -46,7 +46,7 @@ TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_r
 template <class Notify, class Dispatch, class Combine>
 void bind_way(py::module_& m, Notify notify, Dispatch dispatch, Combine combine) {
     m.def("notify", notify, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("is_token_in_rank"),
-          py::arg("tokens_per_expert"), py::arg("topk_idx"), py::arg("plan"), py::arg("counts"), py::arg("max_rows"),
+          py::arg("tokens_per_expert"), py::arg("checked_ids"), py::arg("plan"), py::arg("counts"), py::arg("max_rows"),
           py::arg("finish_later"), py::arg("blocks"), NoGil());
     m.def("dispatch", dispatch, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"),
           py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("cached"), py::arg("blocks"), NoGil());

@@ -23,6 +23,7 @@ from deep_ep_py.base.logs import OperationLog
 from deep_ep_py.base.native import C
 from deep_ep_py.base.not_copied import NotCopied
 from deep_ep_py.base.one_thread import Occupancy
+from deep_ep_py.base.unchanged import Unchanged
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError, brief
 from deep_ep_py.session.call_notes import exchange_among, mismatch_text
@@ -143,6 +144,7 @@ class Engine(NotCopied):
         self._needs, self.masks_ranks = needs, masks_ranks
         self.stats = dict.fromkeys(("operations", *needs.stats), 0)
         self._publishes_rows = self.ranks == 1 or sum(topology.mapped) > 1
+        self.counted = Unchanged()  # ids, and the layout that was counted from them
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[_OnItsWay] = deque()

@@ -12,6 +12,7 @@ import torch
 import deep_ep_py as deep_ep
 from builds import BUILD
 from deep_ep_py.base.arguments import difference, ranks_text
+from deep_ep_py.base.native import C
 from deep_ep_py.session.call_notes import Note, SentNotes, mismatch_text
 from deep_ep_py.testing import run_ranks
 
@@ -283,3 +284,55 @@ def test_ranks_in_words() -> None:
     assert ranks_text([0, 1, 2, 5, 7, 6]) == "ranks 0-2, 5-7"
     assert difference({0: 1, 1: 1}) == ""
     assert difference({0: "a", 1: 2, 2: 2}) == "2 on ranks 1-2; 'a' on rank 0"
+
+
+WRITTEN = {
+    "topk_idx": WRONG_COUNT.format(4, 0),
+    "num_tokens_per_expert": WRONG_COUNT.format(0, 4),
+    "is_token_in_rank": NO_ROW,
+}
+
+
+@pytest.mark.parametrize("part", WRITTEN)
+def test_layout_of_ids_that_were_written_to(part: str) -> None:
+    """A Buffer knows the tensors of its latest layout, and takes them for known only until one is written to."""
+
+    def on_each_rank(group: Any) -> str:
+        with deep_ep.Buffer(group, 1 << 20, timeout=20) as buffer:
+            ids = IDS.clone()
+            per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, EXPERTS)
+            given = {"topk_idx": ids, "num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
+            x, weights = torch.zeros(TOKENS, 128, dtype=torch.bfloat16), torch.zeros(TOKENS, TOPK)
+            received = buffer.dispatch(x, topk_weights=weights, num_tokens_per_rank=per_rank, **given)
+            assert received.num_recv_tokens_per_expert_list == [4 * RANKS, 4 * RANKS]
+            if buffer.rank == ODD:
+                given[part].fill_(-1 if part == "topk_idx" else 0)
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                buffer.dispatch(x, topk_weights=weights, num_tokens_per_rank=per_rank, **given)
+            return str(info.value)
+
+    assert re.match(rf"rank {ODD}: dispatch: {WRITTEN[part]}", run_ranks(RANKS, on_each_rank)[ODD])
+
+
+def test_a_layout_that_is_known_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that compares ids and layout gets no ids then."""
+    checked: list[bool] = []
+    notify = C.normal.notify
+
+    def noted(*args: Any, **options: Any) -> Any:
+        checked.append(options["checked_ids"] is not None)
+        return notify(*args, **options)
+
+    monkeypatch.setattr(C.normal, "notify", noted)
+
+    def on_each_rank(group: Any) -> None:
+        with deep_ep.Buffer(group, 1 << 20, timeout=20) as buffer:
+            dispatch_ids(buffer)  # the counts are a copy
+            per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(IDS, EXPERTS)
+            given = {"topk_idx": IDS, "topk_weights": torch.zeros(TOKENS, TOPK), "num_tokens_per_rank": per_rank}
+            given |= {"num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
+            buffer.dispatch(torch.zeros(TOKENS, 128, dtype=torch.bfloat16), **given)
+            buffer.dispatch(torch.zeros(TOKENS, 128, dtype=torch.bfloat16), **given | {"topk_idx": IDS.clone()})
+
+    run_ranks(1, on_each_rank)
+    assert checked == [True, False, True]

@@ -12,7 +12,7 @@ namespace deep_ep {
 // The ids that are sent, and the layout that must have been counted from them. Device pointers.
 struct CheckedIds {
     ExpertIds topk_idx;  // [tokens, topk]
-    u32 topk;            // 0: no ids are sent, and nothing is checked
+    u32 topk;            // 0: nothing is checked
     Divider experts_per_rank;
     u32 experts;
     u32 tokens;
@@ -27,11 +27,11 @@ struct CheckedIds {
 // `args`: of notify, in one hop or two.
 template <class Args>
 DEEP_EP_DEVICE CheckedIds checked_ids(const Args& args, u32 topk) {
-    return {args.topk_idx,         topk, args.experts_per_rank, args.layout.experts, args.tokens, args.is_token_in_rank,
-            args.tokens_per_expert};
+    return {args.topk_idx, args.checks_ids != 0 ? topk : 0, args.experts_per_rank, args.layout.experts,
+            args.tokens,   args.is_token_in_rank,           args.tokens_per_expert};
 }
 
-// Shared memory of check_ids(); `block.experts` is 0 if no ids are sent.
+// Shared memory of check_ids(); `block.experts` is 0 if nothing is checked.
 constexpr u32 checked_ids_bytes(const BlockSizes& block) { return block.experts * static_cast<u32>(sizeof(i32)); }
 
 // A block: counts the choices of each expert, in `counts`, [experts] in its shared memory. The operation fails if the

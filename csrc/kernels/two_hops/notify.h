@@ -23,6 +23,7 @@ struct NotifyArgs {
     u32 finish_later;              // this kernel does not wait for the peers' counts: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts]
+    u32 checks_ids;                // the layout may not be that of the ids
     ExpertIds topk_idx;            // [tokens, topk] the ids that are sent
     Divider experts_per_rank;
     Plan plan;

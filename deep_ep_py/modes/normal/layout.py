@@ -42,6 +42,7 @@ def launch_count(engine: Engine, topk_idx: torch.Tensor, num_experts: int, strea
     device.order_after_caller(streams.event, streams.allocate_on_comm)
     outputs = per_rank, per_node, per_expert, in_rank
     launch_layout(engine, topk_idx, num_experts, outputs)
+    engine.counted.note(topk_idx, per_expert, in_rank)
     return outputs
 
 

@@ -150,6 +150,8 @@ class PendingDispatch(_Pending):
         offers_layout = isinstance(given.placement, Expand) and exact and given.placement.by_senders(engine)
         tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
         tensors = (*tensors, *received.tensors(), *given.before)
+        # The kernel compares the ids with the layout, unless this Buffer has counted one from the other.
+        known = given.topk_idx is None or engine.counted.are(given.topk_idx, per_expert, in_rank)
         with engine.opening(given.called, *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             engine.growth.announce(engine.runtime, host_waits=not given.num_worst_tokens)
@@ -158,7 +160,7 @@ class PendingDispatch(_Pending):
                 sizes,
                 is_token_in_rank=in_rank.data_ptr(),
                 tokens_per_expert=per_expert.data_ptr(),
-                topk_idx=0 if given.topk_idx is None else given.topk_idx.data_ptr(),
+                checked_ids=None if known else given.topk_idx.data_ptr(),
                 plan=plan.native,
                 counts=received.native(starts=offers_layout),
                 max_rows=given.num_worst_tokens,

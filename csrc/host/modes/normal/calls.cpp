@@ -59,7 +59,7 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, uint64_t topk_idx, const Plan& plan,
+                             uint64_t tokens_per_expert, std::optional<uint64_t> checked_ids, const Plan& plan,
                              const CountTensors& counts, uint32_t max_rows, bool finish_later, unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
     if (experts > kMaxExperts) {
@@ -77,8 +77,9 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.finish_later = finish_later;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
-    args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
-    if (sizes.topk != 0) args.experts_per_rank = Divider::by(experts);
+    args.checks_ids = checked_ids && sizes.topk != 0;
+    args.topk_idx = ExpertIds::at(pointer<const void>(checked_ids.value_or(0)), sizes.id_bytes);
+    if (args.checks_ids != 0) args.experts_per_rank = Divider::by(experts);
     args.plan = plan;
     args.per_node = static_cast<u32>(runtime.options().ranks_per_node);
     args.rows_per_expert = call->words.get();
@@ -90,8 +91,8 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     // At most one block numbers the tokens for a rank or a node, and one more checks the ids. The kernel has no work
     // for further blocks, and the last one to arrive continues alone.
     const u32 nodes = plan.tokens_to_node != nullptr ? args.shape.ranks_ / args.per_node : 0;
-    blocks = std::min(blocks, args.shape.ranks_ + nodes + (sizes.topk != 0 ? 1 : 0));
-    call->serial = runtime.launch<NotifyKernel>(args, blocks, sizes.topk != 0 ? sizes.experts : 0);
+    blocks = std::min(blocks, args.shape.ranks_ + nodes + args.checks_ids);
+    call->serial = runtime.launch<NotifyKernel>(args, blocks, args.checks_ids != 0 ? sizes.experts : 0);
     Counting counting{experts, nullptr};
     if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
     call->mode = counting;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -73,10 +74,10 @@ uint32_t max_ranks(const Runtime& runtime, uint32_t experts);
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
                 uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks);
 // `max_rows`: the maximum that any rank may receive; 0: unlimited. `finish_later`: other operations may be begun or
-// finished before this one is finished, which then requires counts() first. `topk_idx`: the ids that are sent, of which
-// the layout must be, if there is a top-k.
+// finished before this one is finished, which then requires counts() first. `checked_ids`: the ids that are sent, for
+// the kernel to check that the layout is of them; none: it is known to be.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, uint64_t topk_idx, const Plan& plan,
+                             uint64_t tokens_per_expert, std::optional<uint64_t> checked_ids, const Plan& plan,
                              const CountTensors& counts, uint32_t max_rows, bool finish_later, unsigned blocks);
 void counts(Call& call);
 // Whether counts() has yet to be called.

@@ -91,7 +91,7 @@ uint32_t max_ranks(const Runtime& runtime, uint32_t experts) {
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, uint64_t topk_idx, const TwoHopPlan& plan,
+                             uint64_t tokens_per_expert, std::optional<uint64_t> checked_ids, const TwoHopPlan& plan,
                              const CountTensors& counts, uint32_t max_rows, bool finish_later, unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
     if (experts > normal::kMaxExperts) {
@@ -109,8 +109,9 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.finish_later = finish_later;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
-    args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
-    if (sizes.topk != 0) args.experts_per_rank = Divider::by(experts);
+    args.checks_ids = checked_ids && sizes.topk != 0;
+    args.topk_idx = ExpertIds::at(pointer<const void>(checked_ids.value_or(0)), sizes.id_bytes);
+    if (args.checks_ids != 0) args.experts_per_rank = Divider::by(experts);
     args.plan = plan;
     args.rows_per_expert = call->words.get();
     args.received = normal::received_counts(counts, args.layout.per_node);
@@ -120,9 +121,8 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     }
     // One warp per node numbers the node's rows, and one more block checks the ids; the kernel has no work for further
     // thread blocks.
-    blocks =
-        std::min(blocks, wire::ceil_div(args.layout.nodes, runtime.launcher().warps()) + (sizes.topk != 0 ? 1 : 0));
-    call->serial = runtime.launch<NotifyKernel>(args, blocks, sizes.topk != 0 ? sizes.experts : 0);
+    blocks = std::min(blocks, wire::ceil_div(args.layout.nodes, runtime.launcher().warps()) + args.checks_ids);
+    call->serial = runtime.launch<NotifyKernel>(args, blocks, args.checks_ids != 0 ? sizes.experts : 0);
     normal::Counting counting{experts, nullptr};
     if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
     call->mode = counting;

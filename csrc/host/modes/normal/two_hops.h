@@ -27,7 +27,7 @@ uint32_t max_ranks(const Runtime& runtime, uint32_t experts);
 
 // As in calls.h.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, uint64_t topk_idx, const TwoHopPlan& plan,
+                             uint64_t tokens_per_expert, std::optional<uint64_t> checked_ids, const TwoHopPlan& plan,
                              const CountTensors& counts, uint32_t max_rows, bool finish_later, unsigned blocks);
 bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const TwoHopPlan& plan,
               uint32_t rows, bool cached, unsigned blocks);
