@@ -11,8 +11,8 @@ namespace deep_ep::device {
 // 1024 bytes fit into the 99 KB available to a block on sm_120.
 struct CopyStage {
     static constexpr u32 kPieces = 4;
-    static constexpr u32 kBarrierBytes =
-        128;  // 8 bytes a piece are used; the rest keeps the next warp's pieces aligned
+    // Before the pieces. 8 bytes a piece are used; the rest keeps the pieces aligned.
+    static constexpr u32 kBarrierBytes = 128;
     static_assert(kPieces * sizeof(u64) <= kBarrierBytes);
 
     // For one warp. `piece_bytes`: 0 if the target has no bulk copies.
@@ -35,9 +35,12 @@ static_assert(SumStage::kPieces * sizeof(u64) <= SumStage::kBarrierBytes);
 // or for neither.
 constexpr u32 sums_bytes(u32 copies_bytes) { return copies_bytes != 0 ? SumStage::kBytes : 0; }
 
-// The same if it copies rows first, in the same memory.
+// The same if it copies rows first: the sums then take the memory of the pieces, but not of the barriers, which would
+// have to be invalidated.
+constexpr u32 kSumsAfterCopies = CopyStage::kBarrierBytes;
 constexpr u32 copies_and_sums_bytes(u32 copies_bytes) {
-    return copies_bytes > sums_bytes(copies_bytes) ? copies_bytes : sums_bytes(copies_bytes);
+    const u32 sums = kSumsAfterCopies + SumStage::kBytes;
+    return copies_bytes == 0 || copies_bytes > sums ? copies_bytes : sums;
 }
 
 }  // namespace deep_ep::device

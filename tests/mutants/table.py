@@ -474,7 +474,7 @@ MUTANTS = (
     one(
         "entry: the block's copy of the environment used before it is complete",
         "kernels/common/operation.h",
-        "environment_(call.context),",
+        "environment_(copied(*call.context, *block)),",
         "environment_(&block->environment),",
         "fast",
         "low latency",

@@ -13,7 +13,8 @@ class RowCopies {
   public:
     static constexpr u32 kSharedBytes = CopyStage::bytes(DEEP_EP_COPY_PIECE);
 
-    DEEP_EP_DEVICE explicit RowCopies(void* shared) : stage_(bulk::shared_address(shared)) {
+    DEEP_EP_DEVICE explicit RowCopies(void* shared)
+        : barriers_(bulk::shared_address(shared)), stage_(barriers_ + CopyStage::kBarrierBytes) {
         if (lane() != 0) return;
         for (u32 slot = 0; slot < CopyStage::kPieces; ++slot) bulk::init_barrier(barrier(slot), 1);
         bulk::fence_shared();  // for the barriers
@@ -100,11 +101,9 @@ class RowCopies {
     static DEEP_EP_DEVICE u32 piece_bytes(u32 at, u32 size) {
         return size - at < kPieceBytes ? size - at : kPieceBytes;
     }
-    DEEP_EP_DEVICE u32 barrier(u32 slot) const {
-        return stage_ + CopyStage::kPieces * kPieceBytes + slot * static_cast<u32>(sizeof(u64));
-    }
+    DEEP_EP_DEVICE u32 barrier(u32 slot) const { return barriers_ + slot * static_cast<u32>(sizeof(u64)); }
 
-    const u32 stage_;
+    const u32 barriers_, stage_;
     u32 loaded_ = 0, stored_ = 0;  // pieces so far; the parity of a barrier's phase is that of its slot's earlier uses
     Row row_, next_;               // the row that to_many() copies next, and the one after it
 };

@@ -36,7 +36,7 @@ struct Awaited {
 class Operation {
   public:
     DEEP_EP_DEVICE Operation(const CallArgs& call, BlockState* block)
-        : environment_(call.context),
+        : environment_(copied(*call.context, *block)),
           context_(*call.context),
           ticket_(*call.ticket),
           outcome_(*call.outcome),
@@ -45,12 +45,7 @@ class Operation {
           // The host stores it while no kernel of this Buffer runs. Earlier and later kernels are ordered by their
           // launches.
           generation_(Sequence::of(call.context->sequence).generation),
-          bank_(call.context->peers.heap.bank_offset(generation_)) {
-        // No operation of this Buffer changes it, and the host only does so while no kernel runs.
-        const auto* const from = reinterpret_cast<const u64*>(static_cast<const Environment*>(call.context));
-        auto* const to = reinterpret_cast<u64*>(&block->environment);
-        for (u32 i = threadIdx.x; i < sizeof(Environment) / sizeof(u64); i += blockDim.x) to[i] = from[i];
-    }
+          bank_(call.context->peers.heap.bank_offset(generation_)) {}
 
     // The whole block, before anything else. No thread may call failed() before it.
     DEEP_EP_DEVICE bool enter() {
@@ -396,6 +391,15 @@ class Operation {
     }
 
   private:
+    // The block: copies the environment into its shared memory, for use after its first barrier; returns the original
+    // for use until then. No operation of this Buffer changes it, and the host only does so while no kernel runs. It
+    // comes first: the loads of the Context that follow find their lines in the L1.
+    DEEP_EP_DEVICE static const Environment* copied(const Environment& environment, BlockState& block) {
+        const auto* const from = reinterpret_cast<const u64*>(&environment);
+        auto* const to = reinterpret_cast<u64*>(&block.environment);
+        for (u32 i = threadIdx.x; i < sizeof(Environment) / sizeof(u64); i += blockDim.x) to[i] = from[i];
+        return &environment;
+    }
     // Each thread of the block, once: returns whether to leave at once. One thread checks for all. A kernel that starts
     // with the abort word set leaves (P14). So does one queued behind a failure of another Buffer of this rank, since
     // its inputs may be that Buffer's results.

@@ -39,9 +39,11 @@ DEEP_EP_DEVICE bool range_of(const CombineArgs& args, Operation& op, u32 ranks, 
     return false;
 }
 
+DEEP_EP_DEVICE u32 load_position(const CombineArgs& args, u64 index) {
+    return *const_cast<const volatile u32*>(args.origins.positions + index);
+}
 // One thread or all: finds where a row's result goes. Fails the operation and returns false if the position is invalid.
-DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 ranks, u64 index, u32& owner, u32& slot) {
-    const u32 position = *const_cast<const volatile u32*>(args.origins.positions + index);
+DEEP_EP_DEVICE bool place_of(const CombineArgs& args, Operation& op, u32 ranks, u32 position, u32& owner, u32& slot) {
     owner = wire::position_rank(position);
     slot = wire::position_slot(position);
     if (owner < ranks && slot < args.layout.max_results()) return true;
@@ -67,7 +69,7 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
             if (results % device::warps() != device::warp()) continue;
             const u64 index = static_cast<u64>(e) * ranks * layout.max_tokens + range.begin + i;
             u32 source, slot;
-            if (!position_of(args, op, ranks, index, source, slot)) break;
+            if (!place_of(args, op, ranks, load_position(args, index), source, slot)) break;
             if (source != owner || slot >= layout.max_results_of_rank()) {
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.max_results_of_rank(), slot);
                 break;
@@ -151,16 +153,18 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
     const auto row_at = [&](u32 index) { return args.x + u64{index} * row_bytes; };
     device::RowCopies copies(stage);
     u32 before = 0;  // rows of the experts so far, so that each warp gets an equal share of all rows
-    for (u32 first = 0; first < layout.experts_per_rank && !op.failed(); first += device::kWarpSize) {
+    for (u32 first = 0; first < layout.experts_per_rank; first += device::kWarpSize) {
         const ExpertRows rows(args, op, ranks, first);
         if (!rows.valid()) break;
         const u32 count = rows.count();
-        // Finds where a row goes. False: it is not stored, or the operation fails.
+        // Finds where a row goes. False: it is not stored here, or the operation fails.
         u32 index = 0, owner = 0, slot = 0;
         const auto find = [&](u32 row) {
             index = rows.index(row);
-            return position_of(args, op, ranks, index, owner, slot) && op.mapped(owner) &&
-                   broadcast(op.may_send(owner)) != 0;
+            // One lane loads it, since all must find the same.
+            const u32 position = device::lane() == 0 ? load_position(args, index) : 0;
+            return place_of(args, op, ranks, __shfl_sync(device::kFullMask, position, 0), owner, slot) &&
+                   op.mapped(owner);
         };
         u32 row = (warp + warps - before % warps) % warps;
         bool goes = row < count && find(row);
@@ -173,11 +177,13 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
             goes = row < count && find(row);
             if (goes && !casts) copies.load(row_at(index), row_bytes);  // while the row before it is stored
             if (!stored) continue;
+            // Not earlier, when the row before it was still being stored (P17).
+            const bool may_store = broadcast(op.may_send(of)) != 0;
             u8* const place = fabric::address(op.peers(), of, region + layout.slot(to));
-            if (casts) {
+            if (!casts) {
+                copies.to_many(&place, may_store ? 1 : 0, x, row_bytes, args.streaming != 0);
+            } else if (may_store) {
                 cast_result(place, fabric::address(op.peers(), of, region + layout.rest(to)), x, row_bytes);
-            } else {
-                copies.to_many(&place, 1, x, row_bytes, args.streaming != 0);
             }
         }
         before += count;
@@ -199,7 +205,9 @@ DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, cons
         for (u32 base = warp * device::kWarpSize; base < count; base += warps * device::kWarpSize) {
             const u32 row = base + device::lane(), index = rows.index(min(row, count - 1));
             u32 owner, slot;
-            if (row >= count || !position_of(args, op, ranks, index, owner, slot) || !op.mapped(owner)) continue;
+            if (row >= count || !place_of(args, op, ranks, load_position(args, index), owner, slot) ||
+                !op.mapped(owner))
+                continue;
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + layout.published_row(slot));
             *reinterpret_cast<u32*>(place) = index;
         }
@@ -366,7 +374,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
                                     float* weights, Results* results, u8* stage, bool forwarded_last) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
     if (!await_results(args, op, ranks, results)) return;
-    device::RowSums row_sums(stage);
+    device::RowSums row_sums(stage + device::kSumsAfterCopies);
     // Groups of LogFMT are not divided.
     const u32 parts = args.layout.rest_bytes == 0 ? parts_of_rows(warps, args.tokens) : 1;
     for (u32 task = blockIdx.x * device::warps() + device::warp(); task < args.tokens * parts; task += warps) {

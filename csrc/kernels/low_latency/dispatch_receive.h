@@ -200,14 +200,26 @@ DEEP_EP_DEVICE bool look_at(const DispatchArgs& args, Operation& op, const Shape
 // A warp: stores a row's scales, `bytes` of them, into the columns of the outputs, as words of 4 bytes. A null `from`
 // stores zeros. Scales begin at a multiple of 4 bytes, and a row has room for their last word.
 DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, const RowPlace* places, u32 count) {
+    constexpr u32 kBatch = 2;  // words that a lane loads before it stores the first one
     const u32 bytes = args.layout.scales_bytes, words = wire::ceil_div(bytes, sizeof(u32));
-    for (u32 i = device::lane(); i < words; i += device::kWarpSize) {
-        u32 word = from != nullptr ? reinterpret_cast<const u32*>(from)[i] : 0;
-        const u32 left = bytes - i * static_cast<u32>(sizeof(u32));
-        if (left < sizeof(u32)) word &= (1u << 8 * left) - 1;  // bytes of the last word beyond the scales are zero
-        for (u32 n = 0; n < count; ++n) {
-            const u64 column = static_cast<u64>(places[n].expert) * words + i;
-            args.recv_scales[column * args.scales_stride + places[n].row] = word;
+    for (u32 first = device::lane(); first < words; first += kBatch * device::kWarpSize) {
+        u32 loaded[kBatch] = {};
+#pragma unroll
+        for (u32 b = 0; b < kBatch; ++b) {
+            const u32 i = first + b * device::kWarpSize;
+            if (from != nullptr && i < words) loaded[b] = reinterpret_cast<const u32*>(from)[i];
+        }
+#pragma unroll
+        for (u32 b = 0; b < kBatch; ++b) {
+            const u32 i = first + b * device::kWarpSize;
+            if (i >= words) break;
+            const u32 left = bytes - i * static_cast<u32>(sizeof(u32));
+            // Bytes of the last word beyond the scales are zero.
+            const u32 word = left < sizeof(u32) ? loaded[b] & ((1u << 8 * left) - 1) : loaded[b];
+            for (u32 n = 0; n < count; ++n) {
+                const u64 column = static_cast<u64>(places[n].expert) * words + i;
+                args.recv_scales[column * args.scales_stride + places[n].row] = word;
+            }
         }
     }
 }

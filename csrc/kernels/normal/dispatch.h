@@ -175,6 +175,9 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
     const u32 lanes_below = (1u << device::lane()) - 1;
     const auto row_of = [&](u32 token) { return args.from.x + static_cast<u64>(token) * row_bytes; };
     device::RowCopies copies(copies_memory);
+    bool stores = false;  // there is a rank that rows are stored at
+    for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) stores = stores || targets[r].x != nullptr;
+    if (__any_sync(device::kFullMask, stores) == 0) return;
     if (warp < args.tokens) copies.load(row_of(warp), row_bytes);
     for (u32 token = warp; token < args.tokens; token += warps) {
         // The next row is loaded while this one's other parts are stored and the next one's places are found.

@@ -35,6 +35,20 @@ DEEP_EP_KERNEL void break_rule(const void* args) {
     DEEP_EP_SHARED(u32, shared_word);
     if (bug("block scope outside a block")) add_relaxed<Scope::kBlock>(static_cast<const Args*>(args)->peer_word, 1);
     if (bug("wider scope in a block")) add_relaxed<Scope::kDevice>(&shared_word, 1);
+#if defined(DEEP_EP_COPY_PER_LANE)
+    u64 rows[4][2]{};
+    RowCopies copies(nullptr);
+    if (bug("a third row loaded ahead")) {
+        for (u32 row = 0; row < 3; ++row) copies.load(rows[row], sizeof rows[row]);
+    }
+    if (bug("another row than the one loaded")) {
+        u8* const target = reinterpret_cast<u8*>(rows[3]);
+        copies.load(rows[0], sizeof rows[0]);
+        copies.load(rows[1], sizeof rows[1]);
+        copies.to_many(&target, 1, rows[1], sizeof rows[1], false);
+    }
+    copies.finish();
+#endif
     __syncthreads();
 }
 

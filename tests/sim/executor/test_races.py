@@ -55,6 +55,8 @@ RULES = [
             ("narrow scope", "needs Scope::kSystem"),
             ("block scope outside a block", "kBlock to a word that is not in shared memory"),
             ("wider scope in a block", "wider scope than kBlock to a word in shared memory"),
+            ("a third row loaded ahead", "RowCopies: a third row is loaded ahead"),
+            ("another row than the one loaded", "RowCopies: another row is copied than the one loaded ahead"),
         ]
     ),
 ]
