@@ -101,9 +101,9 @@ class Path:
     jumps: frozenset[int] = frozenset()
 
 
-def paths_to_first_barrier(program: Program) -> Iterator[Path]:
-    """Walk all paths from the entry to the first barrier that contain no call, pause or atomic, each loop once: the
-    paths of a thread in the normal case.
+def paths_to_first_vote(program: Program) -> Iterator[Path]:
+    """Walk all paths from the entry to the first barrier that joins what threads have found that contain no call, pause
+    or atomic, each loop once: the paths of a thread in the normal case.
     """
     open_paths = [Path()]
     while open_paths:
@@ -111,6 +111,9 @@ def paths_to_first_barrier(program: Program) -> Iterator[Path]:
         depth, behind, chain, acquires = dict(path.depth), path.behind, path.chain, path.acquires
         for at in range(path.at, len(program.instructions)):
             one = program.instructions[at]
+            if one.is_barrier and ".red" not in one.opcode:
+                behind = max(behind, chain)  # another thread may have had to wait for as many loads
+                continue
             if one.is_barrier:
                 yield replace(path, at=at, depth=depth, behind=behind, chain=chain, acquires=acquires)
                 break

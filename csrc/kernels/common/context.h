@@ -36,8 +36,8 @@ static_assert(Sequence::of(Sequence{kMaxGenerations - 1, (1ull << kUseBits) - 1,
                   Sequence::of(Sequence{3, 5, 1}.next(2).word()).use == 6,
               "sequence: its parts must round-trip, and after the last region the use must increase by one");
 
-// What kernels only read. On entry each block copies it to its shared memory: an acquire makes an SM forget what it has
-// in its L1, so that every later access would go to the L2 again.
+// What all blocks of a kernel read. On entry each copies it to its shared memory: an acquire makes an SM forget what it
+// has in its L1, so that every later access would go to the L2 again.
 struct Environment {
     fabric::Peers peers;
     u64* base;                     // [heap.words()] how much of each of this rank's signal words earlier uses have
@@ -51,13 +51,13 @@ struct Environment {
     u64* claimed;        // host-visible: abort word of the latest failure that a kernel of this Buffer has claimed
     u64* failures;       // failures of this rank's Buffers; each failed generation of a Buffer counts once
     u64 failures_known;  // number of these that no longer concern this Buffer
+    u64 sequence;        // see above; the first kernel of an operation takes its number here (P1)
 };
 static_assert(sizeof(Environment) % sizeof(u64) == 0, "threads copy it by words");
 
 // One per Buffer. Kernels read it through a pointer, so that captured graphs see what changes (P16).
 struct Context : Environment {
-    u64 sequence;  // see above; the first kernel of an operation takes its number here (P1)
-    u32 counted;   // latest generation of this Buffer that is counted in `failures`
+    u32 counted;  // latest generation of this Buffer that is counted in `failures`
 };
 
 // Points at which the blocks of a kernel count their arrivals; the last to arrive continues alone.

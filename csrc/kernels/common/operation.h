@@ -15,7 +15,7 @@ using wire::Phase;
 struct BlockState {
     u32 gave_up;              // some thread of this block gave up: the whole block leaves at the next barrier
     u32 sent_last;            // this block was the last of the sending blocks to finish
-    Environment environment;  // once the block has passed its first barrier
+    Environment environment;  // as the block found it
 };
 
 // One lane of a warp found something. All lanes continue with its value, ordered after that lane's loads (a shuffle
@@ -42,17 +42,13 @@ class Operation {
           outcome_(*call.outcome),
           block_(*block),
           timeout_ns_(call.timeout_ns),
-          // The host stores it while no kernel of this Buffer runs. Earlier and later kernels are ordered by their
-          // launches.
-          generation_(Sequence::of(call.context->sequence).generation),
-          bank_(call.context->peers.heap.bank_offset(generation_)) {}
+          generation_(Sequence::of(environment_.sequence).generation),
+          bank_(environment_.peers.heap.bank_offset(generation_)) {}
 
     // The whole block, before anything else. No thread may call failed() before it.
     DEEP_EP_DEVICE bool enter() {
         read_number();
-        const bool leaves = __syncthreads_or(must_leave_at_entry()) != 0;
-        environment_ = &block_.environment;
-        return !leaves;
+        return !__syncthreads_or(must_leave_at_entry());
     }
 
     // The same for a kernel whose blocks all begin an operation, without an earlier launch that takes its number: each
@@ -78,9 +74,7 @@ class Operation {
         // announcements while kernels wait.
         if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);
         goes_on = goes_on && !leaves;
-        const bool waits = __syncthreads_or(!goes_on) != 0;
-        environment_ = &block_.environment;
-        return !waits || await_free();
+        return !__syncthreads_or(!goes_on) || await_free();
     }
     // One thread of each block, after the barrier that joins what the block has posted. Other threads may still add the
     // block's shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are
@@ -115,14 +109,14 @@ class Operation {
     DEEP_EP_DEVICE u32 generation() const { return generation_; }
     DEEP_EP_DEVICE u64 number() const { return number_; }
     DEEP_EP_DEVICE u64 arguments() const { return arguments_; }
-    DEEP_EP_DEVICE const fabric::Peers& peers() const { return environment_->peers; }
-    DEEP_EP_DEVICE u32 rank() const { return environment_->peers.rank; }
-    DEEP_EP_DEVICE u32 ranks() const { return environment_->peers.ranks; }
-    DEEP_EP_DEVICE const Environment& environment() const { return *environment_; }
+    DEEP_EP_DEVICE const fabric::Peers& peers() const { return environment_.peers; }
+    DEEP_EP_DEVICE u32 rank() const { return environment_.peers.rank; }
+    DEEP_EP_DEVICE u32 ranks() const { return environment_.peers.ranks; }
+    DEEP_EP_DEVICE const Environment& environment() const { return environment_; }
     // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
-    DEEP_EP_DEVICE bool present(u32 rank) const { return !environment_->mask.has(rank); }
+    DEEP_EP_DEVICE bool present(u32 rank) const { return !environment_.mask.has(rank); }
     // Whether this Buffer continues without ranks that do not answer (P17).
-    DEEP_EP_DEVICE bool masks_ranks() const { return environment_->suspects != nullptr; }
+    DEEP_EP_DEVICE bool masks_ranks() const { return environment_.suspects != nullptr; }
     // True for a rank that this Buffer continues without, since a wait for it timed out (P17). This rank's host stores
     // the bit once that rank has been notified. The acquire orders all later stores, which that rank might still read,
     // after its abort word, which it reads last. Threads may see the bit at different times, so nothing that a block
@@ -148,15 +142,15 @@ class Operation {
     }
     // The value of a word once `puts` puts of this operation have arrived (P7).
     DEEP_EP_DEVICE u64 target(u32 kind, u32 source, u64 puts) const {
-        return environment_->base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;
+        return environment_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;
     }
     // Ends this operation's use of a word. Only after every block has finished waiting on it.
     DEEP_EP_DEVICE void consume(u32 kind, u32 source, u64 puts) {
-        environment_->base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
+        environment_.base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
     }
 
     // Counters of this rank's kernels, [ranks, kSlots]: see Context.
-    DEEP_EP_DEVICE u32* slots_read() const { return environment_->slots_read + u64{region_} * ranks() * wire::kSlots; }
+    DEEP_EP_DEVICE u32* slots_read() const { return environment_.slots_read + u64{region_} * ranks() * wire::kSlots; }
 
     // --- failing
     // ----------------------------------------------------------------------------------------------------------------
@@ -207,7 +201,7 @@ class Operation {
         if (failed()) return false;
         if (ready()) return true;
         const device::WaitNote note{wire::phase_name(what.phase), what.peer, what.expected, what.word};
-        Patience patience(*environment_, what.phase, what.peer, timeout_ns_);
+        Patience patience(environment_, what.phase, what.peer, timeout_ns_);
         bool arrived = false, over = false, broken = false;
         fabric::Fault fault{};
         do {
@@ -268,7 +262,7 @@ class Operation {
     // acquired from the source is visible to all threads that read the decision.
     DEEP_EP_DEVICE bool takes_part(u32 source) {
         if (!masks_ranks()) return true;
-        u64* const decision = environment_->decisions + region() * ranks() + source;
+        u64* const decision = environment_.decisions + region() * ranks() + source;
         const u64 mine = (number_ + 1) << 1 | (masked(source) ? 0 : 1);
         u64 found = device::load_acquire<Scope::kDevice>(decision);
         if (found >> 1 != mine >> 1) {  // of an older operation of the region
@@ -391,14 +385,15 @@ class Operation {
     }
 
   private:
-    // The block: copies the environment into its shared memory, for use after its first barrier; returns the original
-    // for use until then. No operation of this Buffer changes it, and the host only does so while no kernel runs. It
-    // comes first: the loads of the Context that follow find their lines in the L1.
-    DEEP_EP_DEVICE static const Environment* copied(const Environment& environment, BlockState& block) {
+    // The block: copies the environment into its shared memory. The host changes it while no kernel of this Buffer
+    // runs. Earlier and later kernels, which advance the sequence, are ordered by their launches; this kernel does so
+    // once all of its blocks have got further (end_send()).
+    DEEP_EP_DEVICE static const Environment& copied(const Environment& environment, BlockState& block) {
         const auto* const from = reinterpret_cast<const u64*>(&environment);
         auto* const to = reinterpret_cast<u64*>(&block.environment);
         for (u32 i = threadIdx.x; i < sizeof(Environment) / sizeof(u64); i += blockDim.x) to[i] = from[i];
-        return &environment;
+        __syncthreads();  // the copy is complete
+        return block.environment;
     }
     // Each thread of the block, once: returns whether to leave at once. One thread checks for all. A kernel that starts
     // with the abort word set leaves (P14). So does one queued behind a failure of another Buffer of this rank, since
@@ -410,11 +405,11 @@ class Operation {
         block_.sent_last = 0;
         // None of these loads waits for the result of another: every decision follows all of them. The acquire in
         // renew_ticket() comes last, so that it delays none of them.
-        const u64 known = environment_->failures_known;
+        const u64 known = environment_.failures_known;
         const bool here = has_failed();
         const u64 word = aborted();
         // The kernels that added to it ended before this one was launched, if this one works on their results.
-        const bool elsewhere = device::load_relaxed<Scope::kSystem>(environment_->failures) != known;
+        const bool elsewhere = device::load_relaxed<Scope::kSystem>(environment_.failures) != known;
         renew_ticket();
         const bool gives_up = here || word != 0;
         if (gives_up) {
@@ -435,7 +430,7 @@ class Operation {
         for (u32 i = first; i < kArrivals; i += step) ticket_.blocks_arrived[i] = 0;
         for (u32 r = first; r < ranks(); r += step) {
             if (!hears(r) || masked(r)) continue;
-            fabric::signal(peers(), *this, *environment_->farewell, r, word_at_peer(wire::kFree));
+            fabric::signal(peers(), *this, *environment_.farewell, r, word_at_peer(wire::kFree));
         }
     }
     // One thread: returns whether a rank has given back the previous use of its region. The acquire pairs as in
@@ -450,7 +445,7 @@ class Operation {
     DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
     // Reads the number of the operation that begins now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {
-        const Sequence now = Sequence::of(context_.sequence);
+        const Sequence now = Sequence::of(environment_.sequence);
         use_ = now.use;
         region_ = now.region;
         number_ = use_ * heap().regions + region_;
@@ -471,7 +466,7 @@ class Operation {
         device::store_relaxed<Scope::kSystem>(word, wire::announcement(number_, kind, arguments_));
     }
 
-    DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return environment_->peers.heap; }
+    DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return environment_.peers.heap; }
 
     // Offset in any rank's heap.
     DEEP_EP_DEVICE u64 word_offset(u32 kind, u32 source) const {
@@ -484,7 +479,7 @@ class Operation {
     }
     // True for ranks that give regions back to each other with this one (P4).
     DEEP_EP_DEVICE bool hears(u32 other) const {
-        return present(other) && environment_->audience.joins(rank(), other, environment_->mask);
+        return present(other) && environment_.audience.joins(rank(), other, environment_.mask);
     }
     // A rank number read from memory, or -1 if it is not a valid one.
     DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }
@@ -558,13 +553,13 @@ class Operation {
             device::exchange_acquire<Scope::kSystem>(theirs, word);
         }
         // A host thread polls it and notifies the others. Relaxed: it conveys the word alone.
-        device::store_relaxed<Scope::kSystem>(environment_->claimed, word);
+        device::store_relaxed<Scope::kSystem>(environment_.claimed, word);
         // Later kernels of this rank's other Buffers load it on entry. A host that counts this failure must find it
         // claimed, which the release orders.
         const u32 counted = device::load_relaxed<Scope::kDevice>(&context_.counted);
         if (counted != generation_ &&
             device::cas_relaxed<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
-            device::add_release<Scope::kSystem>(environment_->failures, 1ull);
+            device::add_release<Scope::kSystem>(environment_.failures, 1ull);
         }
     }
     DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
@@ -572,7 +567,7 @@ class Operation {
         fail(word != 0 ? wire::kAborted : wire::kTimeout, phase, peer, expected, seen, word);
     }
 
-    const Environment* environment_;  // in global memory until the block's first barrier, then in its shared memory
+    const Environment& environment_;  // the block's
     Context& context_;
     Ticket& ticket_;
     wire::Outcome& outcome_;

@@ -12,11 +12,11 @@ import deep_ep_py as deep_ep
 from deep_ep_py.device.jit import NvrtcUnavailableError, Shape, require_nvrtc
 from deep_ep_py.testing import run_ranks
 from low_latency import Sizes, Work, combine, dispatch, make_buffer
-from ptx import Program, paths_to_first_barrier, ptx_of
+from ptx import Program, paths_to_first_vote, ptx_of
 
 pytestmark = pytest.mark.once
 
-ENTRY, SENT, TAIL = 1, 1, 1
+ENTRY, SENT, TAIL = 2, 1, 1
 ROUTED = 2  # the tokens of each expert are counted; the routings are written
 ROUTINGS, RESULTS = 1, 1  # a round of routings, in the worst case one per source; all results
 WINDOW = 2  # for each source, up to 128 of its tokens: their choices are marked; the places of their rows are found
@@ -92,13 +92,13 @@ def require_compiler() -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("kernel", ["low_latency_dispatch", "low_latency_combine"])
-def test_loads_before_the_first_barrier(kernel: str, architecture: str) -> None:
-    """Two dependent loads: that of the Context, and those of everything that a block checks, at the addresses in it.
+def test_loads_before_the_first_vote(kernel: str, architecture: str) -> None:
+    """Two dependent loads: that of the environment, and those of everything that a block checks, at addresses in it.
     Each thread loads at most one word with an acquire, unless the block is so small that one thread has two roles.
     """
     require_compiler()
     program = Program.of(ptx_of(kernel, SHAPE, architecture))
-    paths = list(paths_to_first_barrier(program))
+    paths = list(paths_to_first_vote(program))
     chains = [path.chain for path in paths if path.acquires <= 1]
     assert any(path.acquires == 1 for path in paths)
     assert max(chains) == 2, chains
