@@ -305,6 +305,7 @@ def test_layout_of_ids_that_were_written_to(part: str) -> None:
             x, weights = torch.zeros(TOKENS, 128, dtype=torch.bfloat16), torch.zeros(TOKENS, TOPK)
             received = buffer.dispatch(x, topk_weights=weights, num_tokens_per_rank=per_rank, **given)
             assert received.num_recv_tokens_per_expert_list == [4 * RANKS, 4 * RANKS]
+            group.barrier()  # a failure also ends what other ranks have not finished yet
             if buffer.rank == ODD:
                 given[part].fill_(-1 if part == "topk_idx" else 0)
             with pytest.raises(deep_ep.DeepEPError) as info:
