@@ -166,7 +166,7 @@ MUTANTS = (
     one(
         "target without its base",
         "kernels/common/operation.h",
-        "return environment_->base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;",
+        "return environment_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;",
         "return puts * wire::kUnit;",
         "exact",
         *NORMAL,
@@ -465,7 +465,7 @@ MUTANTS = (
     one(
         "failing: other Buffers go on",
         "kernels/common/operation.h",
-        "const bool elsewhere = device::load_relaxed<Scope::kSystem>(environment_->failures) != known;",
+        "const bool elsewhere = device::load_relaxed<Scope::kSystem>(environment_.failures) != known;",
         "const bool elsewhere = known == ~0ull;",
         "fast",
         "two buffers",
@@ -482,7 +482,7 @@ MUTANTS = (
     one(
         "failing: other Buffers are not told",
         "kernels/common/operation.h",
-        "device::add_release<Scope::kSystem>(environment_->failures, 1ull);",
+        "device::add_release<Scope::kSystem>(environment_.failures, 1ull);",
         "",
         "fast",
         "two buffers",
