@@ -79,11 +79,11 @@ ARGUMENTS = (
         "device::cas_relaxed<Scope::kDevice>(&context_.counted",
         "two calls of one Buffer would have to fail at once, on two streams",
     ),
-    Argument("device scope", "kernels/common/operation.h", "device::add_release<Scope::kSystem>(environment_.f", _FAILURE),
+    Argument("device scope", "kernels/common/operation.h", "device::add_release<Scope::kSystem>(environment", _FAILURE),
     Argument(
         "without its release",
         "kernels/common/operation.h",
-        "device::add_release<Scope::kSystem>(environment_.f",
+        "device::add_release<Scope::kSystem>(environment",
         "needed by a host that counts failures while a kernel fails: FailureCount::settled() acquires it, then checks "
         "whether the failure has been claimed",
     ),

@@ -232,6 +232,20 @@ def test_a_loop_without_a_way_back_is_none() -> None:
 
 
 @counts
+@pytest.mark.thorough
+def test_what_a_block_keeps_in_flight(tmp_path: Path) -> None:
+    """Bytes of rows that are on their way while a warp waits for one of them; fewer would leave an SM's share of the
+    memory's bandwidth unused.
+    """
+    sizes = ("--ranks=2", "--tokens=16", "--hidden=7168", "--topk=2", "--experts=8", "--blocks=1", "--warps=16")
+    done = profile("--kernel=dispatch", "--kernel=combine", *sizes, f"--json={tmp_path / 'report.json'}", "--no-sass")
+    assert done.exit_code == 0, done.output
+    kernels = json.loads((tmp_path / "report.json").read_text())["kernels"]
+    assert [kernel["name"] for kernel in kernels] == ["dispatch", "combine"]
+    assert all(kernel["in_flight_per_block"] >= 64 * 1024 for kernel in kernels), kernels
+
+
+@counts
 def test_a_report_with_machine_code(tmp_path: Path) -> None:
     if find_nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
