@@ -172,16 +172,18 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
                                  const DispatchTarget* targets, DispatchRows rows, u8* copies_memory) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
+    const u32 first = static_cast<u32>(static_cast<u64>(args.tokens) * warp / warps);
+    const u32 end = static_cast<u32>(static_cast<u64>(args.tokens) * (warp + 1) / warps);
     const u32 lanes_below = (1u << device::lane()) - 1;
     const auto row_of = [&](u32 token) { return args.from.x + static_cast<u64>(token) * row_bytes; };
     device::RowCopies copies(copies_memory);
     bool stores = false;  // there is a rank that rows are stored at
     for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) stores = stores || targets[r].x != nullptr;
     if (__any_sync(device::kFullMask, stores) == 0) return;
-    if (warp < args.tokens) copies.load(row_of(warp), row_bytes);
-    for (u32 token = warp; token < args.tokens; token += warps) {
+    if (first < end) copies.load(row_of(first), row_bytes);
+    for (u32 token = first; token < end; ++token) {
         // The next row is loaded while this one's other parts are stored and the next one's places are found.
-        if (token + warps < args.tokens) copies.load(row_of(token + warps), row_bytes);
+        if (token + 1 < end) copies.load(row_of(token + 1), row_bytes);
         const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
         u32 count = 0;
         for (u32 base = 0; base < ranks; base += device::kWarpSize) {

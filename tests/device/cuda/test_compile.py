@@ -322,14 +322,14 @@ COLD = ("4failE", "7give_upE", "9wait_wordE")
 ACCEPTED = {
     "layout": {"code_bytes": 5_200},
     "notify": {
-        "code_bytes": 185_000,
+        "code_bytes": 186_000,
         "fences_in_loops": 19,
         "local_loads_in_loops": 104,
         "generic_loads_in_loops": 190,
         "divisions_in_loops": 6,
     },
     "dispatch": {
-        "code_bytes": 207_000,
+        "code_bytes": 209_000,
         "fences_in_loops": 28,
         "local_loads_in_loops": 283,
         "generic_loads_in_loops": 835,
@@ -343,10 +343,10 @@ ACCEPTED = {
         "divisions_in_loops": 6,
     },
     "low_latency_dispatch": {
-        "code_bytes": 275_000,
+        "code_bytes": 276_000,
         "fences_in_loops": 29,
         "local_loads_in_loops": 161,
-        "generic_loads_in_loops": 466,
+        "generic_loads_in_loops": 467,
         "divisions_in_loops": 6,
     },
     "low_latency_combine": {
