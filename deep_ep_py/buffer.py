@@ -398,7 +398,7 @@ class Buffer(V1Surface, NotCopied):
             int64 or int32 [tokens, top-k], sent with the tokens; requires `topk_weights`. The layout must be of these
             ids: if an expert's count differs, or a choice's rank gets no row of its token, the call fails on all ranks.
             The very tensors of this Buffer's latest `get_dispatch_layout` are not checked again, unless torch has
-            written to one of them since.
+            written to one of them since or a graph is being captured.
         topk_weights : torch.Tensor, optional
             float32 [tokens, top-k]; requires `topk_idx`.
         expert_alignment : int

@@ -58,8 +58,8 @@
 //       load(src, bytes)           begins to load a row that a later to_many() copies: the next one, or the one after it
 //                                  if the next one's row is being loaded. Rows are copied in the order in which they
 //                                  were loaded, and all have the same size
-//       read_what_came()           the sources of later loads and copies may have arrived while this kernel runs: another agent
-//                                  stored them before what the first lane has acquired
+//       read_what_came()           the sources of later loads and copies may have arrived while this kernel runs:
+//                                  another agent stored them before what the first lane has acquired
 //       finish()                   afterwards all copies are as if the lanes had stored them, and a __syncwarp has
 //                                  passed
 //     class RowSums                a warp's sums of rows in global memory. One object per warp and kernel, constructed

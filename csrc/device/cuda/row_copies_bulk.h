@@ -29,22 +29,22 @@ class RowCopies {
     DEEP_EP_DEVICE void load(const void* src, u64 bytes) {
         if (lane() != 0) return;
         const u32 size = static_cast<u32>(bytes);
-        if (row_.asked == 0) {
+        if (row_.issued == 0) {
             row_.src = static_cast<const u8*>(src);
-            ask(row_, size);
+            issue(row_, size);
         } else {
             next_ = {static_cast<const u8*>(src), 0};
-            ask(next_, size);
+            issue(next_, size);
         }
     }
 
     DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
         if (lane() != 0) return;
         const u32 size = static_cast<u32>(bytes);
-        if (row_.asked == 0) {
+        if (row_.issued == 0) {
             if (n == 0) return;
             row_.src = static_cast<const u8*>(src);
-            ask(row_, size);
+            issue(row_, size);
         }
         for (u32 at = 0; at < size; at += kPieceBytes) {
             const u32 slot = stored_ % CopyStage::kPieces, piece = stage_ + slot * kPieceBytes;
@@ -54,10 +54,10 @@ class RowCopies {
             bulk::commit();
             ++stored_;
             bulk::wait_read<kStored>();  // the slot of the next load has been read
-            if (row_.asked < size) {
-                ask(row_, size);
+            if (row_.issued < size) {
+                issue(row_, size);
             } else {
-                ask(next_, size);
+                issue(next_, size);
             }
         }
         row_ = next_;
@@ -85,16 +85,16 @@ class RowCopies {
     // A row whose pieces are loaded.
     struct Row {
         const u8* src = nullptr;
-        u32 asked = 0;  // bytes whose loads have been issued
+        u32 issued = 0;  // bytes whose loads have been issued
     };
 
     // Loads as much of a row of `size` bytes as the ring has room for; nothing if there is no row.
-    DEEP_EP_DEVICE void ask(Row& row, u32 size) {
-        while (row.src != nullptr && row.asked < size && loaded_ - stored_ < kAhead) {
-            const u32 slot = loaded_ % CopyStage::kPieces, bytes = piece_bytes(row.asked, size);
+    DEEP_EP_DEVICE void issue(Row& row, u32 size) {
+        while (row.src != nullptr && row.issued < size && loaded_ - stored_ < kAhead) {
+            const u32 slot = loaded_ % CopyStage::kPieces, bytes = piece_bytes(row.issued, size);
             bulk::expect(barrier(slot), bytes);
-            bulk::load(stage_ + slot * kPieceBytes, row.src + row.asked, bytes, barrier(slot));
-            row.asked += bytes;
+            bulk::load(stage_ + slot * kPieceBytes, row.src + row.issued, bytes, barrier(slot));
+            row.issued += bytes;
             ++loaded_;
         }
     }

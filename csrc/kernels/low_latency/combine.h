@@ -141,8 +141,8 @@ class ExpertRows {
     bool valid_;
 };
 
-// All warps of all blocks: store results for mapped owners directly into their slots. Plain stores: each block's share
-// of the signal releases them, after its barrier.
+// All warps of all blocks: store results for mapped owners directly into their slots. The stores are complete when a
+// warp leaves, and each block's share of the signal, a release at system scope after its barrier, covers them.
 template <class Shape>
 DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const Shape& shape, u8* stage) {
     const wire::LowLatencyLayout& layout = args.layout;

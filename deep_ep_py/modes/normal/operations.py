@@ -150,8 +150,10 @@ class PendingDispatch(_Pending):
         offers_layout = isinstance(given.placement, Expand) and exact and given.placement.by_senders(engine)
         tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
         tensors = (*tensors, *received.tensors(), *given.before)
-        # The kernel compares the ids with the layout, unless this Buffer has counted one from the other.
-        known = given.topk_idx is None or engine.counted.are(given.topk_idx, per_expert, in_rank)
+        # The kernel compares the ids with the layout, unless this Buffer has counted one from the other. A graph may be
+        # replayed with other ids.
+        counted = given.topk_idx is not None and engine.counted.are(given.topk_idx, per_expert, in_rank)
+        known = given.topk_idx is None or (counted and not engine.device.capturing())
         with engine.opening(given.called, *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             engine.growth.announce(engine.runtime, host_waits=not given.num_worst_tokens)
