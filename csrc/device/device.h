@@ -55,9 +55,9 @@
 //                                  one read, n writes; bytes and addresses multiples of 16. The copies may still be
 //                                  in progress when it returns: until finish(), no target may be read or signaled,
 //                                  and the source must stay. `dst` may be written again after a __syncwarp
-//       load(src, bytes)           begins to load a row that a later to_many() copies: the next one, or the one after it
-//                                  if the next one's row is being loaded. Rows are copied in the order in which they
-//                                  were loaded, and all have the same size
+//       load(src, bytes)           begins to load a row that a later to_many() copies: the next one, or the one after
+//                                  it if the next one's row is being loaded. Rows are copied in the order in which
+//                                  they were loaded, and all have the same size
 //       read_what_came()           the sources of later loads and copies may have arrived while this kernel runs:
 //                                  another agent stored them before what the first lane has acquired
 //       finish()                   afterwards all copies are as if the lanes had stored them, and a __syncwarp has
