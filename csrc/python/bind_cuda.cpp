@@ -250,6 +250,16 @@ void bind_cuda(py::module_& module) {
                 return launcher.max_blocks(name, shape_of(shape), warps, bytes);
             },
             py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"))
+        .def(
+            "launch_on",
+            [](CudaLauncher& launcher, std::optional<uint64_t> stream) {
+                launcher.launch_on(stream ? std::optional(reinterpret_cast<host::cuda::Stream>(*stream))
+                                          : std::nullopt);
+            },
+            py::arg("stream"),
+            "Select the stream of the launches that follow; None: the launcher's own. Kernels run in the order of "
+            "their "
+            "launches, also on different streams.")
         .def("time_launches", &CudaLauncher::time_launches, py::arg("timed"), NoGil(),
              "From now on, record an event right before and right after every launch, or no longer.")
         .def(

@@ -440,7 +440,7 @@ void bind_runtime(py::module_& m) {
         .def("share", &Runtime::share, py::arg("call"))
         .def("wait", &Runtime::wait, py::arg("call"), NoGil())
         .def("wait_launch", &Runtime::wait_launch, py::arg("serial"), NoGil())
-        .def("finished", &Runtime::finished, NoGil())
+        .def("finished", &Runtime::finished)  // with the GIL: another thread may retire() the call
         .def("retire", &Runtime::retire)
         .def(
             "settle", [](Runtime& runtime, double seconds) { return runtime.settle(nanoseconds(seconds)); },

@@ -88,8 +88,8 @@ struct Outcome {
     u32 counts_ready;    // 1 once these counts, and those per expert, are valid
     i32 total_rows;      // rows that this rank receives
     i32 forwarded_rows;  // node rows that it forwards, in two-hop mode
-    u32 reserved;
-    u64 operation;  // the number of this operation
+    u32 launches_ended;  // the latest launch of the call whose blocks have all ended: see Operation::~Operation()
+    u64 operation;       // the number of this operation
     Failure failure;
 };
 

@@ -137,6 +137,10 @@ class Launcher(StreamLauncher):
     def __init__(
         self, context: Context, sharers: int = 1, warps: int = 16, copy_piece: int = 0, cooperative: bool = True
     ) -> None: ...
+    def launch_on(self, stream: int | None) -> None:
+        """
+        Select the stream of the launches that follow; None: the launcher's own. Kernels run in the order of their launches, also on different streams.
+        """
     def max_blocks(self, name: str, shape: tuple[int, int, int], warps: int, shared_bytes: int) -> int: ...
     def share(self, sharers: int) -> None:
         """

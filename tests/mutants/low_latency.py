@@ -449,8 +449,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: a hook sends again",
         "host/modes/low_latency/calls.cpp",
-        "return launch<Kernel>(runtime, args, kReceive, blocks);",
-        "return launch<Kernel>(runtime, args, kSend | kReceive, blocks);",
+        "launch<Kernel>(runtime, call, args, kReceive, blocks);",
+        "launch<Kernel>(runtime, call, args, kSend | kReceive, blocks);",
         "fast",
         "low latency",
     ),

@@ -150,11 +150,11 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(stream_create, cuStreamCreateWithPriority, Stream*, unsigned, int)                                              \
     X(stream_destroy, cuStreamDestroy_v2, Stream)                                                                     \
     X(stream_query, cuStreamQuery, Stream)                                                                            \
+    X(stream_wait_event, cuStreamWaitEvent, Stream, Event, unsigned)                                                  \
     X(stream_priorities, cuCtxGetStreamPriorityRange, int*, int*)                                                     \
     X(event_create, cuEventCreate, Event*, unsigned)                                                                  \
     X(event_destroy, cuEventDestroy_v2, Event)                                                                        \
     X(event_record, cuEventRecord, Event, Stream)                                                                     \
-    X(event_query, cuEventQuery, Event)                                                                               \
     X(event_elapsed, cuEventElapsedTime, float*, Event, Event)                                                        \
     X(stream_synchronize, cuStreamSynchronize, Stream)                                                                \
     X(stream_is_capturing, cuStreamIsCapturing, Stream, int*)                                                         \

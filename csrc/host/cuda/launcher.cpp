@@ -13,7 +13,6 @@ using Current = cuda::PrimaryContext::Current;
 namespace {
 
 constexpr unsigned kWarpThreads = 32;
-constexpr int kEvents = 64;          // created at once: more launches are rarely in flight
 constexpr size_t kTimedEvents = 64;  // for 32 launches
 
 }  // namespace
@@ -33,14 +32,18 @@ CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, 
                         "does not require that");
     }
     stream_.emplace(context_, sharers_ == 1);
+    const Driver& driver = Driver::get();
+    driver.check(driver.event_create(&launched_.behind, cuda::kEventDisableTiming), "making an event");
+    const cuda::Result result = driver.event_create(&captured_.behind, cuda::kEventDisableTiming);
+    if (result != cuda::kSuccess) driver.event_destroy(launched_.behind);
+    driver.check(result, "making an event");
 }
 
 CudaLauncher::~CudaLauncher() {
     const Driver& driver = Driver::get();
     const Current current(*context_, std::nothrow);
     if (!current) return;
-    for (const Running& running : running_) driver.event_destroy(running.ended);
-    for (const cuda::Event event : spare_events_) driver.event_destroy(event);
+    for (const cuda::Event event : {launched_.behind, captured_.behind}) driver.event_destroy(event);
     forget_timed();
     for (const cuda::Event event : spare_timed_) driver.event_destroy(event);
     for (const auto& entry : kernels_) driver.module_unload(entry.second.module);
@@ -61,7 +64,6 @@ void CudaLauncher::load(const std::string& name, const RuntimeShape& shape, std:
         driver.check(driver.module_function(&kernel.function, kernel.module, symbol.c_str()),
                      "finding " + symbol + " in kernel " + name);
         make_resident(kernel, name);
-        if (spare_events_.empty()) make_events();
         kernels_.emplace(key(name, shape), kernel);
     } catch (...) {
         driver.module_unload(kernel.module);
@@ -133,22 +135,6 @@ unsigned CudaLauncher::max_blocks(Kernel& kernel, const std::string& name, unsig
     return kernel.max_blocks = static_cast<unsigned>(per_multiprocessor * context_->multiprocessors()) / sharers_;
 }
 
-void CudaLauncher::make_events() {
-    const Driver& driver = Driver::get();
-    for (int i = 0; i < kEvents; ++i) {
-        cuda::Event event = nullptr;
-        driver.check(driver.event_create(&event, cuda::kEventDisableTiming), "making an event");
-        spare_events_.push_back(event);
-    }
-}
-
-cuda::Event CudaLauncher::take_event() {
-    if (spare_events_.empty()) make_events();
-    const cuda::Event event = spare_events_.back();
-    spare_events_.pop_back();
-    return event;
-}
-
 uint64_t CudaLauncher::launch(const char* name, const RuntimeShape& shape, unsigned blocks, unsigned warps,
                               size_t shared_bytes, const void* args, size_t) {
     return launch_grid(name, shape, blocks, 1, warps, shared_bytes, args);
@@ -166,21 +152,51 @@ bool CudaLauncher::capturing() const {
 
 GraphGone CudaLauncher::watch_graph() {
     const Current current(*context_);
-    return captured() ? host::watch_graph(stream()) : nullptr;
+    return captured() ? host::watch_graph(next_stream()) : nullptr;
 }
 
-bool CudaLauncher::captured() const {
+bool CudaLauncher::captured() const { return capture_of(next_stream()) != 0; }
+
+unsigned long long CudaLauncher::capture_of(cuda::Stream stream) {
     const Driver& driver = Driver::get();
     int status = cuda::kCaptureNone;
-    driver.check(driver.stream_is_capturing(stream(), &status), "asking whether a graph is being captured");
-    return status != cuda::kCaptureNone;
+    driver.check(driver.stream_is_capturing(stream, &status), "asking whether a graph is being captured");
+    if (status == cuda::kCaptureNone) return 0;
+    unsigned long long id = 0;
+    cuda::Graph graph = nullptr;
+    const cuda::GraphNode* nodes = nullptr;
+    size_t count = 0;
+    driver.check(driver.capture_info(stream, &status, &id, &graph, &nodes, &count), "asking for the captured graph");
+    return id;
+}
+
+void CudaLauncher::order_behind(Latest& latest, cuda::Stream stream) {
+    if (!latest.stream || *latest.stream == stream) return;
+    const Driver& driver = Driver::get();
+    if (!latest.recorded) {
+        // Later than the launch, so that the wait covers what the caller has queued there since. Only the first change
+        // of streams comes here.
+        if (latest.capture == 0 && capture_of(*latest.stream) != 0) {
+            throw CudaError(
+                "the stream of the last call is being captured into a graph, so that a call on another "
+                "stream cannot be ordered after it: end the capture first");
+        }
+        record_behind(latest, *latest.stream);
+    }
+    several_streams_ = several_streams_ || latest.capture == 0;
+    driver.check(driver.stream_wait_event(stream, latest.behind, 0), "ordering a launch after the last one");
+}
+
+void CudaLauncher::record_behind(Latest& latest, cuda::Stream stream) {
+    const Driver& driver = Driver::get();
+    driver.check(driver.event_record(latest.behind, stream), "recording the end of a launch");
+    latest.recorded = true;
 }
 
 uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
                                    unsigned warps, size_t shared_bytes, const void* parameter) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
-    collect();
     Kernel& kernel = find(name, shape);
     const auto what = [&] {
         return name + ", " + std::to_string(blocks) + " blocks of " + std::to_string(warps * kWarpThreads) +
@@ -195,29 +211,35 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     cuda::LaunchAttribute cooperative{};
     cooperative.id = cuda::kLaunchCooperative;
     cooperative.value.cooperative = 1;
+    const cuda::Stream stream = next_stream();
     const cuda::LaunchConfig config{
-        {blocks, ranks, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream(),
+        {blocks, ranks, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream,
         &cooperative,       cooperative_ ? 1u : 0u};
     void* parameters[] = {const_cast<void*>(parameter)};  // one, by value; the driver knows its size and copies it
-    if (captured()) {
-        driver.check(driver.launch(&config, kernel.function, parameters, nullptr), "capturing " + what());
-        return 0;
-    }
-    if (timing_) {
+    const unsigned long long capture = capture_of(stream);
+    Latest& latest = capture == 0 ? launched_ : captured_;
+    if (latest.capture != capture) latest.stream.reset();  // the launches of another graph are no part of this one
+    order_behind(latest, stream);
+    const bool timed = timing_ && capture == 0;
+    if (timed) {
         timed_.push_back({name, nullptr, nullptr});
         record_timed(&Timed::begin);
     }
-    const cuda::Event ended = take_event();
-    cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
-    if (result == cuda::kSuccess && timing_) record_timed(&Timed::end);
-    if (result == cuda::kSuccess) result = driver.event_record(ended, stream());
+    const cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
     if (result != cuda::kSuccess) {
-        spare_events_.push_back(ended);
         forget_timed();
-        driver.check(result, "launching " + what());
+        driver.check(result, (capture == 0 ? "launching " : "capturing ") + what());
     }
-    running_.push_back({++latest_, name, ended});
-    return latest_;
+    if (timed) record_timed(&Timed::end);
+    latest.stream = stream;
+    latest.capture = capture;
+    latest.recorded = false;
+    if (capture != 0) {
+        record_behind(latest, stream);  // no node of the graph: it only marks the place
+        return 0;
+    }
+    if (several_streams_) record_behind(latest, stream);
+    return ++latest_;
 }
 
 void CudaLauncher::time_launches(bool timed) {
@@ -239,7 +261,7 @@ void CudaLauncher::record_timed(cuda::Event Timed::* edge) {
     cuda::Event& event = timed_.back().*edge;
     event = spare_timed_.back();
     spare_timed_.pop_back();
-    driver.check(driver.event_record(event, stream()), "recording when " + timed_.back().kernel + " runs");
+    driver.check(driver.event_record(event, next_stream()), "recording when " + timed_.back().kernel + " runs");
 }
 
 std::vector<CudaLauncher::LaunchTime> CudaLauncher::take_launch_times() {
@@ -266,29 +288,16 @@ void CudaLauncher::forget_timed() {
     timed_.clear();
 }
 
-void CudaLauncher::collect() const {
+bool CudaLauncher::finished(uint64_t) const {
     const Driver& driver = Driver::get();
-    while (!running_.empty()) {
-        const Running& oldest = running_.front();
-        const cuda::Result result = driver.event_query(oldest.ended);
-        if (result == cuda::kNotReady) return;
-        if (result != cuda::kSuccess) driver.check(result, "running " + oldest.what);
-        spare_events_.push_back(oldest.ended);
-        running_.pop_front();
-    }
-}
-
-bool CudaLauncher::finished(uint64_t serial) const {
     const Current current(*context_);
-    collect();
-    return running_.empty() || serial < running_.front().serial;
+    const cuda::Result result = driver.stream_query(stream());
+    if (result != cuda::kNotReady) driver.check(result, "running kernels");
+    return result == cuda::kSuccess;
 }
 
 void CudaLauncher::check() {
-    {
-        const Current current(*context_);
-        collect();  // throws if a kernel has failed, which would never end the wait
-    }
+    finished(latest_);  // throws if a kernel has failed, which would never end the wait
     if (interrupt_check_) interrupt_check_();
 }
 

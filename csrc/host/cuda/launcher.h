@@ -1,7 +1,6 @@
-// Launches kernels on one CUDA stream, separately for each rank.
+// Launches kernels on CUDA streams, separately for each rank.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -58,9 +57,14 @@ class CudaLauncher final : public StreamLauncher {
     };
     // Waits for the timed launches since the last call, and returns their times in order.
     std::vector<LaunchTime> take_launch_times();
+    // Whether nothing runs on this launcher's own stream. Throws the error of a kernel that has failed.
     bool finished(uint64_t serial) const override;
     GraphGone watch_graph() override;
-    cuda::Stream stream() const override { return stream_->get(); }
+    // The stream of the launches that follow; none: the own one, as at first. Kernels run in the order of their
+    // launches on whichever streams (P1): until a second stream is used, that stream keeps the order; from then on, an
+    // event behind each launch does. The stream of a launch must exist until the next launch.
+    void launch_on(std::optional<cuda::Stream> stream) { next_ = stream; }
+    cuda::Stream stream() const override { return stream_->get(); }  // the own one
     void keep_stream() override { stream_->keep(); }
     unsigned warps() const override { return warps_; }
     uint32_t copies_bytes() const override { return copies_bytes_; }
@@ -80,10 +84,12 @@ class CudaLauncher final : public StreamLauncher {
         size_t shared_bytes = 0;
         unsigned max_blocks = 0;
     };
-    struct Running {
-        uint64_t serial;
-        std::string what;
-        cuda::Event ended;
+    // The latest launch, behind which the next one on another stream is ordered.
+    struct Latest {
+        std::optional<cuda::Stream> stream;
+        bool recorded = false;           // the event is behind the launch
+        unsigned long long capture = 0;  // of the graph that it is part of; 0: none
+        cuda::Event behind = nullptr;
     };
 
     struct Timed {
@@ -97,19 +103,20 @@ class CudaLauncher final : public StreamLauncher {
         return {name, shape.ranks_, shape.row_bytes_, shape.topk_};
     }
     void make_resident(Kernel& kernel, const std::string& name);
-    void make_events();
     Kernel& find(const std::string& name, const RuntimeShape& shape);
     unsigned max_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes);
     // `parameter`: points to the only parameter of the kernel.
     uint64_t launch_grid(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
                          unsigned warps, size_t shared_bytes, const void* parameter);
     bool captured() const;  // like capturing(); requires that the context is current
-    cuda::Event take_event();
+    cuda::Stream next_stream() const { return next_.value_or(stream_->get()); }
+    // Returns the number of the capture that `stream` is part of; 0: none.
+    static unsigned long long capture_of(cuda::Stream stream);
+    void order_behind(Latest& latest, cuda::Stream stream);
+    void record_behind(Latest& latest, cuda::Stream stream);
     void make_timed_event(const cuda::Driver& driver);
     void record_timed(cuda::Event Timed::* edge);
     void forget_timed();  // keeps their events for later
-    // Removes the launches that have ended. Throws the error of a kernel that has failed.
-    void collect() const;
 
     const std::shared_ptr<const cuda::PrimaryContext> context_;
     unsigned sharers_;
@@ -120,9 +127,10 @@ class CudaLauncher final : public StreamLauncher {
     std::optional<cuda::KernelStream> stream_;
     std::map<Key, Kernel> kernels_;
     uint64_t latest_ = 0;
-    // In the order of the stream; `finished` checks the front.
-    mutable std::deque<Running> running_;
-    mutable std::vector<cuda::Event> spare_events_;
+    std::optional<cuda::Stream> next_;  // launch_on(); none: the own stream
+    Latest launched_;                   // of the launches that no graph captures
+    Latest captured_;                   // of those that do go into graphs
+    bool several_streams_ = false;      // launches have gone to more than one stream
     bool timing_ = false;
     std::vector<Timed> timed_;
     std::vector<cuda::Event> spare_timed_;

@@ -21,6 +21,7 @@ class StreamLauncher : public Launcher {
     // Throws the error of a failed kernel, or to end a wait. Called occasionally during waits.
     virtual void check() = 0;
 
+    bool tracks_launches() const final { return false; }
     uint64_t streaming_threshold() const final { return UINT64_MAX; }  // applies only to caches of a CPU
     void wait(const std::function<bool()>& ready, const char* what) final;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) final;

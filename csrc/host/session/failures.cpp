@@ -87,6 +87,7 @@ bool Runtime::mask(int rank) {
 }
 
 void Runtime::note_told() {
+    if (!told_) told_to_leave_ = all_ended();
     told_ = true;
     failures_->note_told();
 }
@@ -98,10 +99,9 @@ bool Runtime::untold() const {
 
 std::function<bool(uint64_t)> Runtime::leaving() const {
     if (!told_) return nullptr;
-    return [launcher = launcher_, latest = latest_.load(), in_graphs = in_graphs_.load()](uint64_t nanoseconds) {
-        const auto finished = [&] { return latest == 0 || launcher->finished(latest); };
-        if (nanoseconds == 0) return finished() && !in_graphs;
-        if (!finished() && !launcher->wait_for(finished, "kernels of a Buffer", nanoseconds)) return false;
+    return [launcher = launcher_, left = told_to_leave_, in_graphs = in_graphs_.load()](uint64_t nanoseconds) {
+        if (nanoseconds == 0) return left() && !in_graphs;
+        if (!left() && !launcher->wait_for(left, "kernels of a Buffer", nanoseconds)) return false;
         return !in_graphs || launcher->wait_for_device(nanoseconds);  // the launcher does not track replays
     };
 }

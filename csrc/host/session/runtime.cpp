@@ -214,6 +214,21 @@ void Runtime::share(const Call& call) {
     arena_->share(call.heap_bytes.get()[options_.rank]);
 }
 
+bool Runtime::finished(const Call& call) const { return ended(*launcher_, call); }
+
+bool Runtime::ended(const Launcher& launcher, const Call& call) {
+    if (call.serial == 0 || launcher.tracks_launches()) return launcher.finished(call.serial);
+    // Pairs with the release in ~Operation(): everything that the kernels have stored is visible.
+    return observe::load_acquire(observe::host(call.rank), &call.outcome->launches_ended) == call.launches;
+}
+
+std::function<bool()> Runtime::all_ended() const {
+    return [launcher = launcher_, latest = latest_.load(), calls = calls_] {
+        const auto one_ended = [&](const std::shared_ptr<Call>& call) { return ended(*launcher, *call); };
+        return (latest == 0 || launcher->finished(latest)) && std::all_of(calls.begin(), calls.end(), one_ended);
+    };
+}
+
 void Runtime::wait(Call& call) {
     wait_until(call, [&] { return finished(call); });
 }
@@ -272,8 +287,7 @@ void Runtime::retire(const std::shared_ptr<Call>& call) {
 }
 
 bool Runtime::settle(uint64_t nanoseconds) {
-    return launcher_->wait_for([this] { return latest_ == 0 || launcher_->finished(latest_); }, "kernels of a Buffer",
-                               nanoseconds);
+    return launcher_->wait_for(all_ended(), "kernels of a Buffer", nanoseconds);
 }
 
 bool Runtime::drain() {

@@ -64,6 +64,7 @@ struct Call {
     std::vector<Argument> arguments;  // on which all ranks must agree
     std::any mode;                    // state that its mode keeps between its kernels
     uint64_t serial = 0;              // of its latest launch; 0: it is part of a graph
+    uint32_t launches = 0;            // so far
     uint64_t timeout_ns = 0;
     uint32_t generation = 0;
     uint32_t rank = 0;
@@ -96,7 +97,10 @@ class Runtime final : private FailureCount::Member {
 
     // The launch interface of the modes. Opens a new call, whose first kernel takes the operation's number.
     std::shared_ptr<Call> open(wire::Kind kind);
-    CallArgs call_args(Call& call) { return {context_.get(), call.ticket.get(), call.outcome.get(), call.timeout_ns}; }
+    // The arguments of a call's next kernel.
+    CallArgs call_args(const Call& call) const {
+        return {context_.get(), call.ticket.get(), call.outcome.get(), call.timeout_ns, call.launches + 1};
+    }
     // `Kernel`: see kernels/common/kernel.h. `experts`: for a kernel whose shared memory depends on it. Returns the
     // serial number of the launch.
     template <class Kernel>
@@ -110,6 +114,13 @@ class Runtime final : private FailureCount::Member {
                                launcher_->copies_bytes(),
                                static_cast<u32>(options_.ranks_per_node)};
         return launch(Kernel::kName, shape, blocks, Kernel::shared_bytes(block), &args, sizeof(args));
+    }
+    // The same for the next kernel of a call, which need not fill in `args.call`.
+    template <class Kernel>
+    void launch(Call& call, typename Kernel::Args args, unsigned blocks, uint32_t experts = 0) {
+        args.call = call_args(call);
+        call.serial = launch<Kernel>(args, blocks, experts);
+        ++call.launches;
     }
     // The time at which the latest launch was handed to the launcher, in ns of the host's steady clock; 0: none yet.
     uint64_t launched_ns() const { return launched_ns_; }
@@ -141,7 +152,7 @@ class Runtime final : private FailureCount::Member {
     void wait(Call& call);
     // Waits until a launch outside any operation has ended.
     void wait_launch(uint64_t serial);
-    bool finished(const Call& call) const { return launcher_->finished(call.serial); }
+    bool finished(const Call& call) const;
 
     // Recycles a call whose kernels have succeeded and will not run again.
     void retire(const std::shared_ptr<Call>& call);
@@ -235,6 +246,10 @@ class Runtime final : private FailureCount::Member {
                     const void* args, size_t bytes);
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
+    static bool ended(const Launcher& launcher, const Call& call);
+    // Tells whether all kernels that have been launched so far have ended. It may be called when this object no longer
+    // exists, but not while the calls are recycled.
+    std::function<bool()> all_ended() const;
     bool compare_with_peers(Call& call);
     // The lost peer found by the previous check of a wait.
     struct Lost {
@@ -297,8 +312,9 @@ class Runtime final : private FailureCount::Member {
     };
     std::vector<Spare> spare_;  // from retired calls, or new
     std::function<void(const Call&, int)> tell_;
-    std::atomic<bool> told_{false};  // the caller has been notified that this generation has failed
-    uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
+    std::atomic<bool> told_{false};        // the caller has been notified that this generation has failed
+    std::function<bool()> told_to_leave_;  // all_ended() at that time; publish() ends any use of an earlier one
+    uint64_t forgiven_ = 0;                // FailureCount::told() when this Buffer last left failures behind
     Lifelines lifelines_;
     const MakeWarden make_warden_;
     const MakeNetworks make_networks_;

@@ -76,6 +76,7 @@ struct Ticket {
     u32 claimed;     // generation in which a thread was the first to give up; that thread writes the record
     u32 generation;  // of the fields below and of `completion`; see Operation::renew_ticket
     u32 blocks_arrived[kArrivals];  // last-block counters
+    u32 blocks_left;                // the same at the end of a kernel, which every block reaches
 };
 
 // Arguments of every kernel of an operation.
@@ -84,6 +85,7 @@ struct CallArgs {
     Ticket* ticket;
     wire::Outcome* outcome;  // host-visible
     u64 timeout_ns;          // of each wait
+    u32 launch;              // which launch of the call this is, from 1
 };
 
 }  // namespace deep_ep

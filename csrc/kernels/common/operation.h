@@ -42,8 +42,23 @@ class Operation {
           outcome_(*call.outcome),
           block_(*block),
           timeout_ns_(call.timeout_ns),
+          launch_(call.launch),
           generation_(Sequence::of(environment_.sequence).generation),
           bank_(environment_.peers.heap.bank_offset(generation_)) {}
+
+    // The whole block, at the end of the kernel, whatever its outcome. The last block of the launch to get here tells
+    // the host that nothing of the call is used any longer: the host may give the ticket and the records to another
+    // call. Its acquire reads from the releases of the other blocks, and the host acquires from its release. The next
+    // kernel that is given the ticket follows this one, so that a plain store of the counter suffices.
+    DEEP_EP_DEVICE ~Operation() {
+        __syncthreads();
+        if (threadIdx.x != 0) return;
+        if (device::fetch_add_acq_rel<Scope::kDevice>(&ticket_.blocks_left, 1u) != gridDim.x - 1) return;
+        ticket_.blocks_left = 0;
+        device::store_release<Scope::kSystem>(&outcome_.launches_ended, launch_);
+    }
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
 
     // The whole block, before anything else. No thread may call failed() before it.
     DEEP_EP_DEVICE bool enter() {
@@ -573,6 +588,7 @@ class Operation {
     wire::Outcome& outcome_;
     BlockState& block_;
     const u64 timeout_ns_;
+    const u32 launch_;  // CallArgs::launch
     const u32 generation_;
     const u64 bank_;  // offset of this generation's words in every heap
     u64 number_ = 0;

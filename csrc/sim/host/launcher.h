@@ -21,6 +21,7 @@ class CpuLauncher final : public Launcher {
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
                     const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
+    bool tracks_launches() const override { return true; }
     unsigned warps() const override { return kernels_->warps(); }
     uint32_t copies_bytes() const override;
     size_t max_shared_bytes() const override { return cpu::kMaxSharedBytes; }

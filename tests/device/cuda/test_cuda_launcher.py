@@ -103,6 +103,61 @@ print(seen == sorted(seen), launcher.finished(first), seen[0])
     assert run(double, program, DOUBLE_QUERIES="5") == ["True True False"]
 
 
+STREAMS = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+streams = [0]  # the default stream
+for _ in range(2):
+    with cuda.Context(0).current():
+        made = ctypes.c_void_p()
+        assert driver.cuStreamCreateWithPriority(ctypes.byref(made), 0, 0) == 0
+    streams.append(made.value)
+launcher = make()
+
+def launch(*order):
+    for stream in order:
+        launcher.launch_on(None if stream is None else streams[stream])
+        launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
+
+"""
+IN_ORDER = ("cuEventRecord", "cuStreamWaitEvent", "launch")
+
+
+def in_order(log: list[str]) -> list[str]:
+    """Return the operations of streams, in order."""
+    short = {"cuEventRecord": "record", "cuStreamWaitEvent": "wait", "launch": "launch"}
+    return [short[line.split()[0]] for line in log if line.split()[0] in IN_ORDER]
+
+
+@pytest.mark.parametrize("stream", [None, 0, 1])
+def test_launches_on_one_stream_need_no_event(double: Path, tmp_path: Path, stream: int | None) -> None:
+    _, log = run_logged(double, tmp_path, STREAMS + f"launch(*4 * [{stream}])")
+    assert in_order(log) == ["launch"] * 4
+
+
+def test_launches_on_several_streams_run_in_their_order(double: Path, tmp_path: Path) -> None:
+    """The first change records behind what is queued already; from then on, an event follows each launch."""
+    _, log = run_logged(double, tmp_path, STREAMS + "launch(1, 1, 2, 2, None, 0)")
+    first, then = ["launch", "launch"], ["wait", "launch", "record"]
+    assert in_order(log) == [*first, "record", *then, "launch", "record", *then, *then]
+
+
+def test_a_graph_orders_its_own_launches(double: Path, tmp_path: Path) -> None:
+    """Those outside it, and those of other graphs, are ordered by its replays: it must not wait for them."""
+    program = """
+launch(1)
+with cuda.Context(0).current():
+    for streams_of_graph in ((1, 2), (2, 1)):
+        driver.double_capture(1)
+        launch(*streams_of_graph)
+        driver.double_capture(0)
+launch(1)
+"""
+    _, log = run_logged(double, tmp_path, STREAMS + program)
+    graph = ["launch", "record", "wait", "launch", "record"]
+    assert in_order(log) == ["launch", *graph, *graph, "launch"]
+
+
 def test_times_of_launches(double: Path, tmp_path: Path) -> None:
     """Only of those that are asked for; their events take no part in whether a launch has ended, and are released."""
     program = """
@@ -121,7 +176,7 @@ del launcher
 """
     printed, log = run_logged(double, tmp_path, program)
     assert printed == ["('dispatch', 0.0) dispatch True []"]
-    assert len(calls(log, "cuEventRecord")) == 5 + 3 * 2
+    assert len(calls(log, "cuEventRecord")) == 3 * 2
     assert len(calls(log, "cuEventElapsedTime")) == 2 * 2
     assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
 
@@ -357,7 +412,7 @@ for _ in range(3):
     assert not loading & {line.split()[0] for line in after}, after
 
 
-@pytest.mark.parametrize("call", ["cuFuncLoad", "cuFuncGetAttribute", "cuEventCreate"])
+@pytest.mark.parametrize("call", ["cuFuncLoad", "cuFuncGetAttribute"])
 def test_a_kernel_that_cannot_be_made_resident_is_not_loaded(double: Path, tmp_path: Path, call: str) -> None:
     """Otherwise it would be loaded at its first launch. Loading may be retried, and nothing leaks."""
     program = f"""
@@ -420,7 +475,7 @@ print(refused(launcher.load, "combine", SHAPE, CUBIN, "combine"))
         ("cuModuleLoadData=218", "loading kernel dispatch: "),
         ("cuEventCreate=218", "making an event: "),
         ("cuLaunchKernelEx=218", "launching dispatch, 1 blocks of 32 threads with 0 bytes of shared memory: "),
-        ("cuEventQuery=218", "running dispatch: "),
+        ("cuStreamQuery=218", "running kernels: "),
     ],
 )
 def test_the_drivers_errors_say_what_we_were_doing(double: Path, call: str, said: str) -> None:

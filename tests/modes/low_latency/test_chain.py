@@ -17,6 +17,7 @@ from ptx import Program, paths_to_first_vote, ptx_of
 pytestmark = pytest.mark.once
 
 ENTRY, SENT, TAIL = 2, 1, 1
+LEFT = 1  # for each launch: all threads of a block are done
 ROUTED = 2  # the tokens of each expert are counted; the routings are written
 ROUTINGS, RESULTS = 1, 1  # a round of routings, in the worst case one per source; all results
 WINDOW = 2  # for each source, up to 128 of its tokens: their choices are marked; the places of their rows are found
@@ -46,8 +47,8 @@ def barriers_of(ranks: int, fabric: str, calls: Calls, before: Calls | None = No
 
 def test_barriers_of_a_dispatch() -> None:
     """One joins what a block has checked, two its routings, one what it has stored, one those that it has received, two
-    each source's choices, one what it has placed."""
-    alone = ENTRY + ROUTED + SENT + ROUTINGS + TAIL
+    each source's choices, one what it has placed, one that it is done."""
+    alone = ENTRY + ROUTED + SENT + ROUTINGS + TAIL + LEFT
     assert barriers_of(1, "peer", dispatch) == alone + WINDOW
     assert alone + 4 * WINDOW <= barriers_of(4, "peer", dispatch) <= alone + 4 * WINDOW + 3 * ROUTINGS
 
@@ -58,7 +59,8 @@ def test_barriers_of_a_dispatch_in_two_halves() -> None:
     def halves(buffer: deep_ep.Buffer, work: Work) -> None:
         dispatch(buffer, work, return_recv_hook=True)[4]()
 
-    assert barriers_of(1, "peer", halves) == ENTRY + ROUTED + SENT + ENTRY + ROUTINGS + WINDOW + TAIL
+    sending, receiving = ENTRY + ROUTED + SENT + LEFT, ENTRY + ROUTINGS + WINDOW + TAIL + LEFT
+    assert barriers_of(1, "peer", halves) == sending + receiving
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -70,7 +72,7 @@ def test_barriers_of_a_combine(ranks: int, hooks: bool) -> None:
             hook()
 
     counted = barriers_of(ranks, "peer", repeated, before=dispatch)
-    assert counted == ENTRY + SENT + hooks * ENTRY + RESULTS + TAIL
+    assert counted == ENTRY + SENT + hooks * (LEFT + ENTRY) + RESULTS + TAIL + LEFT
 
 
 def test_barriers_for_puts() -> None:
@@ -80,7 +82,7 @@ def test_barriers_for_puts() -> None:
         combine(buffer, work, results[2])
 
     counted = barriers_of(3, "weak", repeated, before=dispatch)
-    assert counted == ENTRY + 2 * PUT + SENT + RESULTS + TAIL
+    assert counted == ENTRY + 2 * PUT + SENT + RESULTS + TAIL + LEFT
 
 
 def require_compiler() -> None:

@@ -15,7 +15,8 @@ using namespace deep_ep::host::cuda;
 
 constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kInvalidPtx = 218,
                  kInvalidContext = 201, kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712,
-                 kTooLarge = 720, kInvalidDevice = 101, kCaptureUnsupported = 900, kPeersUnsupported = 217;
+                 kTooLarge = 720, kInvalidDevice = 101, kCaptureUnsupported = 900, kCaptureIsolation = 905,
+                 kCapturedEvent = 907, kPeersUnsupported = 217;
 constexpr int kBlocksEach = 2;
 
 int multiprocessors();

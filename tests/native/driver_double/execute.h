@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "host/cuda/driver_types.h"
 
@@ -23,11 +24,21 @@ struct Code {
     const void* module;                      // must be loaded at launch
 };
 
+// Work that precedes a launch, by the numbers of ended().
+struct Before {
+    uint64_t in_stream = 0;         // the launch before it in its stream
+    std::vector<uint64_t> awaited;  // those that its stream waits for
+};
 // Returns a number for ended(). Launches in one queue run one after the other. `args`: the kernel's arguments, or an
 // array of them by rank if it is launched for several ranks at once. `stream`: index of the stream, from 0.
-uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream,
-             const void* args);
-bool ended(uint64_t serial);
+uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream, const void* args,
+             const Before& before);
+bool ended(uint64_t number);
+// On a GPU kernels run by themselves.
+void run_for_a_while();
+// A kernel of the program that runs until it is told to end.
+uint64_t run_users();
+void end_users(uint64_t number);
 // Bytes of the kernel's arguments; 0: unknown.
 size_t argument_bytes(const std::string& symbol);
 inline bool for_ranks(const std::string& symbol) { return symbol.find("of_each_rank") != std::string::npos; }

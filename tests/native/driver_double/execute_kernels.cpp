@@ -4,6 +4,7 @@
 #include <cctype>
 #include <map>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -76,19 +77,50 @@ std::string name_of(const std::string& symbol) {
     return name;
 }
 
-std::mutex run_mutex;                                  // guards everything below
-std::map<std::pair<int, unsigned>, int> streams;       // executor streams, by queue and rank
-std::map<uint64_t, std::vector<uint64_t>> launches;    // executor launches, by the number passed to ended()
+std::mutex run_mutex;                                // guards everything below
+std::map<std::pair<int, unsigned>, int> streams;     // executor streams, by queue and rank
+std::map<uint64_t, std::vector<uint64_t>> launches;  // executor launches, by the number passed to ended()
+uint64_t latest_number = 0;
+std::vector<uint64_t> running;         // executor launches that may not have ended
+constexpr uint64_t kTurn = 1'000'000;  // ns: shorter ones wake the threads of all ranks too often
+std::set<uint64_t> users;              // kernels of the program that run
+// A launch that waits for others, or for one before it that does.
+struct Held {
+    Code code;
+    deep_ep::host::cuda::LaunchConfig config;
+    int queue;
+    int stream;
+    std::string args;
+    Before before;
+    uint64_t number;
+};
+std::vector<Held> held;
 std::vector<std::shared_ptr<const Program>> programs;  // kernels of modules that have been unloaded may still run
 
 }  // namespace
 
+namespace {
+
+bool is_held(uint64_t number) {
+    return std::any_of(held.begin(), held.end(), [&](const Held& one) { return one.number == number; });
+}
+
+bool has_ended(uint64_t number) {
+    if (users.count(number) != 0 || is_held(number)) return false;
+    const auto found = launches.find(number);
+    const auto finished = [](uint64_t serial) { return Executor::get().finished(serial); };
+    return found == launches.end() || std::all_of(found->second.begin(), found->second.end(), finished);
+}
+
+bool may_start(const Before& before) {
+    if (users.count(before.in_stream) != 0 || is_held(before.in_stream)) return false;
+    return std::all_of(before.awaited.begin(), before.awaited.end(), has_ended);
+}
+
 // A rank's blocks are ordered only after that rank's earlier ones in the queue. A GPU gives more order: there the next
 // launch begins after the blocks of all ranks.
-uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream,
-             const void* args) {
-    if (!is_ours(code)) return 0;
-    const std::lock_guard<std::mutex> lock(run_mutex);
+void start(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream, const void* args,
+           uint64_t number) {
     const std::string name = name_of(code.symbol);
     const bool for_all = for_ranks(code.symbol);
     std::vector<uint64_t> parts;
@@ -123,9 +155,50 @@ uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, 
         }
         parts.push_back(Executor::get().launch(launch));
     }
-    const uint64_t number = parts.back();
+    running.insert(running.end(), parts.begin(), parts.end());
     launches[number] = std::move(parts);
+}
+
+void start_held() {
+    for (size_t i = 0; i < held.size();) {
+        if (!may_start(held[i].before)) {
+            ++i;
+            continue;
+        }
+        const Held next = std::move(held[i]);
+        held.erase(held.begin() + static_cast<std::ptrdiff_t>(i));
+        start(next.code, next.config, next.queue, next.stream, next.args.data(), next.number);
+        i = 0;
+    }
+}
+
+}  // namespace
+
+uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream, const void* args,
+             const Before& before) {
+    const std::lock_guard<std::mutex> lock(run_mutex);
+    if (!is_ours(code)) return before.in_stream;
+    const uint64_t number = ++latest_number;
+    if (may_start(before)) {
+        start(code, config, queue, stream, args, number);
+    } else {
+        if (for_ranks(code.symbol)) throw std::logic_error("a launch of all ranks waits for others");
+        const auto* const bytes = static_cast<const char*>(args);
+        held.push_back({code, config, queue, stream, {bytes, argument_bytes(code.symbol)}, before, number});
+    }
     return number;
+}
+
+uint64_t run_users() {
+    const std::lock_guard<std::mutex> lock(run_mutex);
+    users.insert(++latest_number);
+    return latest_number;
+}
+
+void end_users(uint64_t number) {
+    const std::lock_guard<std::mutex> lock(run_mutex);
+    users.erase(number);
+    start_held();
 }
 
 size_t argument_bytes(const std::string& symbol) { return kKernels.at(name_of(symbol)).argument_bytes; }
@@ -133,17 +206,35 @@ size_t argument_bytes(const std::string& symbol) { return kKernels.at(name_of(sy
 void share(const void* memory, size_t bytes) { Executor::get().share_memory(memory, bytes, -1); }
 void unshare(const void* memory) { Executor::get().unshare_memory(memory); }
 
-// Lets kernels run for a while: on a GPU they run by themselves.
+void run_for_a_while() {
+    std::unique_lock<std::mutex> lock(run_mutex);
+    start_held();
+    std::erase_if(running, [](uint64_t serial) { return Executor::get().finished(serial); });
+    if (running.empty()) return;
+    const std::vector<uint64_t> serials = running;
+    lock.unlock();
+    Executor& executor = Executor::get();
+    const auto any_ended = [&] {
+        return std::any_of(serials.begin(), serials.end(), [&](uint64_t serial) { return executor.finished(serial); });
+    };
+    executor.wait(any_ended, "kernels", executor.now_ns() + kTurn);
+}
+
+// Lets kernels run meanwhile.
 bool ended(uint64_t number) {
     if (number == 0) return true;
     std::unique_lock<std::mutex> lock(run_mutex);
-    const std::vector<uint64_t> parts = launches.at(number);
+    start_held();
+    const auto found = launches.find(number);
+    const bool started = found != launches.end();
+    const std::vector<uint64_t> parts = started ? found->second : std::vector<uint64_t>();
+    if (!started && has_ended(number)) return true;
     lock.unlock();
     Executor& executor = Executor::get();
     const auto all_ended = [&] {
-        return std::all_of(parts.begin(), parts.end(), [&](uint64_t serial) { return executor.finished(serial); });
+        return started &&
+               std::all_of(parts.begin(), parts.end(), [&](uint64_t serial) { return executor.finished(serial); });
     };
-    constexpr uint64_t kTurn = 1'000'000;  // ns: shorter ones wake the threads of all ranks too often
     return executor.wait(all_ended, "event", executor.now_ns() + kTurn);
 }
 

@@ -14,16 +14,19 @@
 #include "double.h"
 #include "execute.h"
 #include "globals.h"
+#include "machine.h"
 #include "memory.h"
 
 using namespace driver_double;
 
 namespace {
 
-std::mutex one_at_a_time;                         // see DOUBLE_SERIAL
-std::map<const void*, int> event_waits;           // queries until a recorded event has occurred
-std::map<const void*, uint64_t> event_launches;   // the launch that a recorded event waits for
-std::map<const void*, uint64_t> latest_launches;  // by stream
+std::mutex one_at_a_time;                              // see DOUBLE_SERIAL
+int queries = number("DOUBLE_QUERIES", 0);             // how many more times a stream reports that its kernels run
+std::map<const void*, uint64_t> event_launches;        // the launch that a recorded event waits for
+std::map<const void*, uint64_t> event_captures;        // the capture that the event is recorded in; 0: none
+std::map<const void*, std::vector<uint64_t>> awaited;  // by stream: launches that the next one there waits for
+std::map<const void*, uint64_t> latest_launches;       // by stream
 using Clock = std::chrono::steady_clock;
 std::map<const void*, Clock::time_point> recorded_at;            // events that take the time
 std::set<const void*> resident;                                  // functions whose code is loaded
@@ -76,6 +79,12 @@ void settle(Stream stream, std::unique_lock<std::recursive_mutex>& lock) {
     finish_copies(stream);
 }
 
+// The null stream always exists.
+bool is_stream(Stream stream) { return stream == nullptr || alive.count(stream) != 0; }
+
+// Of the capture in progress on this thread; 0: none.
+uint64_t capture_number() { return capturing ? graphs.size() + 1 : 0; }
+
 std::string hex_word(const void* place) {
     unsigned long long word = 0;
     std::memcpy(&word, place, sizeof(word));
@@ -120,10 +129,23 @@ Result cuStreamDestroy_v2(Stream stream) {
 }
 Result cuStreamQuery(Stream stream) {
     BEGIN(enter_outside_capture("cuStreamQuery"));
-    if (!alive.count(stream)) return kInvalidHandle;
+    if (!is_stream(stream)) return kInvalidHandle;
+    if (queries-- > 0) return kNotReady;
     const uint64_t latest = latest_launches[stream];
     lock.unlock();  // kernels take time
-    return driver_double::ended(latest) ? kSuccess : kNotReady;
+    const bool idle = driver_double::ended(latest);
+    if (idle) run_for_a_while();  // those of other streams, for hosts that wait for what kernels store
+    return idle ? kSuccess : kNotReady;
+}
+Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
+    BEGIN(enter_in_context("cuStreamWaitEvent"));
+    if (!alive.count(event) || !is_stream(stream)) return kInvalidHandle;
+    if (flags != 0) return kInvalidValue;
+    if (const uint64_t theirs = event_captures[event]; theirs != capture_number()) {
+        return theirs == 0 ? kCaptureIsolation : kCapturedEvent;
+    }
+    if (!capturing) awaited[stream].push_back(event_launches[event]);
+    return kSuccess;
 }
 Result cuModuleLoadData(Module* module, const void* image) {
     BEGIN(enter_in_context("cuModuleLoadData"));
@@ -199,7 +221,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     std::unique_lock<std::mutex> turn(one_at_a_time, std::defer_lock);
     if (std::getenv("DOUBLE_SERIAL")) turn.lock();
     BEGIN(enter_in_context("cuLaunchKernelEx"));
-    if (extra != nullptr || !alive.count(config->stream) || !codes.count(function)) return kInvalidValue;
+    if (extra != nullptr || !is_stream(config->stream) || !codes.count(function)) return kInvalidValue;
     if (resident.insert(function).second || local_bytes() > stack_limit) {
         RETURN_IF_FAILED(enter("loads at a launch"));
         wait_for_kernels();
@@ -234,8 +256,9 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
         capture.launches.push_back({code, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
     } else {
         if (has_copies(config->stream)) settle(config->stream, lock);
+        const Before before{latest_launches[config->stream], std::exchange(awaited[config->stream], {})};
         latest_launches[config->stream] =
-            driver_double::run(code, *config, queue_of(*config), numbers[config->stream], args);
+            driver_double::run(code, *config, queue_of(*config), numbers[config->stream], args, before);
     }
     RETURN_IF_FAILED(enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%s", grid[0], grid[1],
                            grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
@@ -259,20 +282,13 @@ Result cuEventDestroy_v2(Event event) {
 }
 Result cuEventRecord(Event event, Stream stream) {
     BEGIN(enter_in_context("cuEventRecord"));
-    if (!alive.count(event) || !alive.count(stream)) return kInvalidHandle;
+    if (!alive.count(event) || !is_stream(stream)) return kInvalidHandle;
+    event_captures[event] = capture_number();
+    if (capturing) return kSuccess;
     if (has_copies(stream)) settle(stream, lock);
     event_launches[event] = latest_launches[stream];
     if (const auto timed = recorded_at.find(event); timed != recorded_at.end()) timed->second = Clock::now();
-    event_waits[event] = std::getenv("DOUBLE_QUERIES") ? std::atoi(std::getenv("DOUBLE_QUERIES")) : 0;
     return kSuccess;
-}
-Result cuEventQuery(Event event) {
-    BEGIN(enter_outside_capture("cuEventQuery"));
-    if (!alive.count(event)) return kInvalidHandle;
-    if (event_waits[event]-- > 0) return kNotReady;
-    const uint64_t launch = event_launches[event];
-    lock.unlock();  // kernels take time
-    return driver_double::ended(launch) ? kSuccess : kNotReady;
 }
 // The time between the calls that recorded the two: kernels take time only while they are waited for.
 Result cuEventElapsedTime(float* milliseconds, Event begin, Event end) {
@@ -308,7 +324,7 @@ Result cuStreamGetCaptureInfo_v2(Stream, int* status, unsigned long long* id, Gr
                                  size_t* count) {
     BEGIN(enter_in_context("cuStreamGetCaptureInfo"));
     *status = capturing;
-    *id = 1;
+    *id = capture_number();
     *graph = reinterpret_cast<Graph>(&capture);
     *nodes = nullptr;
     *count = 0;
@@ -330,6 +346,12 @@ Result cuGraphRetainUserObject(Graph graph, UserObject object, unsigned referenc
     delete kept;
     return kSuccess;
 }
+// Begins a kernel of the program in a stream; returns a number that ends it.
+uint64_t double_begin_kernel(Stream stream) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    return latest_launches[stream] = run_users();
+}
+void double_end_kernel(uint64_t number) { end_users(number); }
 // Destroys the graph and everything instantiated from it.
 void double_drop(int number) {
     std::unique_lock<std::recursive_mutex> lock(mutex);
@@ -338,11 +360,12 @@ void double_drop(int number) {
     for (const UserObjectKept& kept : dropped.kept) kept.destroy(kept.value);
 }
 void double_replay(int number) {
-    uint64_t latest = 0;
+    uint64_t latest = 0;  // each launch waits for the one before it, also in another stream
     std::unique_lock<std::recursive_mutex> lock(mutex);
     for (const Captured& launch : graphs.at(static_cast<size_t>(number)).launches) {
         const int stream = numbers[launch.config.stream];
-        latest = driver_double::run(launch.code, launch.config, launch.queue, stream, launch.args.data());
+        const Before before{latest_launches[launch.config.stream], {latest}};
+        latest = driver_double::run(launch.code, launch.config, launch.queue, stream, launch.args.data(), before);
         latest_launches[launch.config.stream] = latest;
     }
     lock.unlock();

@@ -12,7 +12,7 @@
 //   DOUBLE_LOG      a file that receives a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
 //   DOUBLE_LARGEST  bytes: allocating a larger piece of a heap fails for lack of memory
-//   DOUBLE_QUERIES  how many times an event reports that its kernel still runs
+//   DOUBLE_QUERIES  how many times streams report that their kernels still run
 //   DOUBLE_MULTIPROCESSORS  number of multiprocessors
 //   DOUBLE_MPS      processes share GPUs by MPS
 //   DOUBLE_DEVICES  how many GPUs this process sees
@@ -44,7 +44,8 @@
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread; the latter returns its number.
 // Launches go into a graph, which double_replay(number) launches again and waits for. double_alive() counts what has
-// been created and not released. After double_shut_down() every call fails, as when a process ends.
+// been created and not released. double_begin_kernel(stream) begins a kernel of the program, which runs until
+// double_end_kernel(number). After double_shut_down() every call fails, as when a process ends.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>

@@ -227,7 +227,9 @@ class Trip {
     }
     // Other ranks wait for what is forwarded; this rank's host does not.
     void await_half() {
-        if (ends_well()) host::low_latency::forward(buffer_.runtime(), *call_);
+        if (ends_well() && host::low_latency::forwards(*call_)) {
+            host::low_latency::forward(buffer_.runtime(), *call_);
+        }
     }
     void finish_dispatch() {
         if (!ends_well()) return;

@@ -97,6 +97,7 @@ class Forwarding : public host::Launcher {
         return launcher_->launch(kernel, shape, blocks, warps, shared_bytes, args, args_bytes);
     }
     bool finished(uint64_t serial) const override { return launcher_->finished(serial); }
+    bool tracks_launches() const override { return launcher_->tracks_launches(); }
     unsigned warps() const override { return launcher_->warps(); }
     uint32_t copies_bytes() const override { return launcher_->copies_bytes(); }
     size_t max_shared_bytes() const override { return launcher_->max_shared_bytes(); }
@@ -111,6 +112,22 @@ class Forwarding : public host::Launcher {
     const std::shared_ptr<host::CpuLauncher> launcher_;
 };
 
+// As on a GPU: kernels tell the host when they have ended, and the launcher only knows whether all have.
+class TellingKernels final : public Forwarding {
+  public:
+    using Forwarding::Forwarding;
+
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
+                    const void* args, size_t args_bytes) override {
+        return latest_ = Forwarding::launch(kernel, shape, blocks, warps, shared_bytes, args, args_bytes);
+    }
+    bool finished(uint64_t) const override { return latest_ == 0 || Forwarding::finished(latest_); }
+    bool tracks_launches() const override { return false; }
+
+  private:
+    u64 latest_ = 0;
+};
+
 // Parts that a scenario may replace.
 struct Parts {
     u64 timeout_ns = kSecond;
@@ -118,8 +135,8 @@ struct Parts {
     std::unique_ptr<host::Memory> memory = std::make_unique<host::CpuMemory>();
     // The memory through which a host thread reports a failure that this rank's kernels have detected.
     std::function<std::unique_ptr<host::Memory>()> tellers = [] { return std::make_unique<host::CpuMemory>(); };
-    std::function<std::shared_ptr<host::Launcher>(std::shared_ptr<host::CpuLauncher>)> launcher =
-        [](std::shared_ptr<host::CpuLauncher> own) { return own; };
+    // Default: one of each kind, by turns.
+    std::function<std::shared_ptr<host::Launcher>(std::shared_ptr<host::CpuLauncher>)> launcher;
     // A peer's heap, as mapped by this rank.
     std::function<std::shared_ptr<host::Heap>(u32 peer, std::shared_ptr<host::Heap>)> mapped =
         [](u32, std::shared_ptr<host::Heap> heap) { return heap; };
@@ -190,12 +207,18 @@ class Buffer {
             return std::make_unique<host::SharedControl>(r, std::move(pages), near, layout, memory, make_teller);
         };
         stream = std::make_shared<host::CpuLauncher>(options.rank, own->base(), layout.regions_offset());
+        std::shared_ptr<host::Launcher> launcher = stream;
+        if (parts.launcher) {
+            launcher = parts.launcher(stream);
+        } else if (rank % 2 != 0) {
+            launcher = std::make_shared<TellingKernels>(stream);
+        }
         const auto make_warden = [make_control](host::WardenPost post) {
             return std::make_unique<host::WardenAgent>(std::move(post), std::make_unique<host::CpuMemory>(),
                                                        make_control);
         };
-        runtime_ = std::make_unique<host::Runtime>(options, own, heaps, near, std::move(parts.memory),
-                                                   parts.launcher(stream), make_control, make_warden, make_networks);
+        runtime_ = std::make_unique<host::Runtime>(options, own, heaps, near, std::move(parts.memory), launcher,
+                                                   make_control, make_warden, make_networks);
         world.far_words[rank] = runtime_->far_words();
         meet(world);
     }

@@ -9,6 +9,7 @@ from .attempts import Attempts
 from .blocks import Barriers
 from .explore import Model, explore
 from .failures import Failures, Passing
+from .launches import Streams, Tickets
 from .masking import Masking
 from .masks import Masks
 from .near_part import Looks
@@ -54,6 +55,10 @@ CASES = (
     Case("P1", Orders(calls=2), "finishes_in_one_order", 12, DEADLOCK),
     Case("P1", Orders(calls=2), "begin_waits_for_no_begin", 14, DEADLOCK),
     Case("P1", Replays(), "number_in_device_memory", 5, "reads the rows of replay 1 for those of replay 0"),
+    Case("P1", Streams(), "in_launch_order", 3, "A's call 1 takes the peer's rows of call 0"),
+    Case("P1", Tickets(), "last_block_tells", 3, "a block of call 0 uses the ticket of call 1"),
+    Case("P1", Tickets(), "counts_blocks_that_gave_up", 3, DEADLOCK),
+    Case("P1", Tickets(), "counts_from_zero", 10, DEADLOCK),
     Case("P2", Regions(regions=2), "lies_in_its_region", 12, "takes the message of 1 for its own"),
     Case("P3", Orders(), "refuses_behind_an_open_one", 16, DEADLOCK),
     Case("P3", Orders(), "refuses_by_number", 20, DEADLOCK),

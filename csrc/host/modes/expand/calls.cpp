@@ -19,7 +19,6 @@ ExpertRanges ranges_of(const Layout& layout) {
 void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, uint64_t topk_idx,
             uint64_t received, uint64_t counts, unsigned blocks) {
     ExpandSlotsArgs args{};
-    args.call = runtime.call_args(call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.rows = layout.rows;
     args.received = pointer<const i32>(received);
@@ -31,14 +30,13 @@ void number(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layo
     args.working = choosing_warps(runtime.launcher().warps(), layout.experts);
     blocks = std::min(blocks, wire::ceil_div(kChoiceChunks, args.working));
     for (args.counted = 0; args.counted < 2; ++args.counted) {
-        call.serial = runtime.launch<ExpandSlotsKernel>(args, blocks, layout.experts);
+        runtime.launch<ExpandSlotsKernel>(call, args, blocks, layout.experts);
     }
 }
 
 void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, const Tensors& tensors,
           bool zero_padding, unsigned blocks) {
     ExpandRowsArgs args{};
-    args.call = runtime.call_args(call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.rows = layout.rows;
     args.expanded_rows = layout.expanded_rows;
@@ -55,20 +53,19 @@ void copy(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout
     args.expanded_scales = pointer<u32>(tensors.expanded_scales);
     std::copy(tensors.scales_stride.begin(), tensors.scales_stride.end(), args.scales_stride);
     args.expanded_weights = pointer<float>(tensors.expanded_weights);
-    call.serial = runtime.launch<ExpandRowsKernel>(args, blocks);
+    runtime.launch<ExpandRowsKernel>(call, args, blocks);
 }
 
 void copy_scales(Runtime& runtime, Call& call, const Sizes& sizes, uint32_t rows, uint64_t scales, uint64_t columns,
                  uint64_t column_stride, unsigned blocks) {
-    const ScaleColumnsArgs args{runtime.call_args(call), rows,         sizes.scales, pointer<const u32>(scales),
-                                pointer<u32>(columns),   column_stride};
-    call.serial = runtime.launch<ScaleColumnsKernel>(args, blocks);
+    const ScaleColumnsArgs args{{},           rows, sizes.scales, pointer<const u32>(scales), pointer<u32>(columns),
+                                column_stride};
+    runtime.launch<ScaleColumnsKernel>(call, args, blocks);
 }
 
 void fold(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout, const Tensors& tensors,
           unsigned blocks) {
     FoldArgs args{};
-    args.call = runtime.call_args(call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.rows = layout.rows;
     args.expanded_rows = layout.expanded_rows;
@@ -79,7 +76,7 @@ void fold(Runtime& runtime, Call& call, const Sizes& sizes, const Layout& layout
     args.bias[1] = pointer<const u8>(tensors.bias[1]);
     args.x = pointer<u8>(tensors.x);
     args.weights = pointer<float>(tensors.topk_weights);
-    call.serial = runtime.launch<FoldKernel>(args, blocks);
+    runtime.launch<FoldKernel>(call, args, blocks);
 }
 
 }  // namespace deep_ep::host::expand

@@ -23,7 +23,7 @@ using deep_ep::low_latency::Origins;
 
 // The launches left to forward(), if there is anything to forward, and to finish().
 struct Rest {
-    std::function<uint64_t(Runtime&)> forward, finish;
+    std::function<void(Runtime&, Call&)> forward, finish;
 };
 
 // Maximum number of tokens per put, unless that makes too many puts. Fewer messages are cheaper, but if messages are
@@ -73,9 +73,9 @@ uint64_t hash_of(Call& call, const Sizes& sizes, uint64_t handle) {
 }
 
 template <class Kernel>
-uint64_t launch(Runtime& runtime, typename Kernel::Args args, uint32_t phases, unsigned blocks) {
+void launch(Runtime& runtime, Call& call, typename Kernel::Args args, uint32_t phases, unsigned blocks) {
     args.phases = phases;
-    return runtime.launch<Kernel>(args, blocks, args.layout.ranks * args.layout.experts_per_rank);
+    runtime.launch<Kernel>(call, args, blocks, args.layout.ranks * args.layout.experts_per_rank);
 }
 
 template <class Kernel>
@@ -83,15 +83,17 @@ std::shared_ptr<Call> begin(Runtime& runtime, std::shared_ptr<Call> call, const 
                             bool forwards, const Launches& launches) {
     const uint32_t forward = forwards ? uint32_t{kForward} : 0;
     const unsigned blocks = launches.blocks;
-    call->serial = launch<Kernel>(runtime, args, launches.whole ? kSend | forward | kReceive : kSend, blocks);
+    launch<Kernel>(runtime, *call, args, launches.whole ? kSend | forward | kReceive : kSend, blocks);
     if (!launches.whole) {
         Rest rest;
-        rest.finish = [args, blocks](Runtime& runtime) { return launch<Kernel>(runtime, args, kReceive, blocks); };
+        rest.finish = [args, blocks](Runtime& runtime, Call& call) {
+            launch<Kernel>(runtime, call, args, kReceive, blocks);
+        };
         // A separate launch: it waits for the sending halves of other ranks and must not keep that of this rank from
         // becoming resident.
         if (forwards) {
-            rest.forward = [args, blocks = launches.forward_blocks](Runtime& runtime) {
-                return launch<Kernel>(runtime, args, kForward, blocks);
+            rest.forward = [args, blocks = launches.forward_blocks](Runtime& runtime, Call& call) {
+                launch<Kernel>(runtime, call, args, kForward, blocks);
             };
         }
         call->mode = std::move(rest);
@@ -145,7 +147,6 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
                                const HandleTensors& handle, const Launches& launches) {
     auto call = runtime.open(wire::Kind::kLowLatencyDispatch);
     DispatchArgs args{};
-    args.call = runtime.call_args(*call);
     args.layout = layout_of(runtime, sizes);
     args.shape = shape_of(args.layout, sizes);
     args.arguments = hash_of(*call, sizes, 0);
@@ -171,7 +172,6 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
                               const HandleTensors& handle, uint64_t number, const Launches& launches) {
     auto call = runtime.open(wire::Kind::kLowLatencyCombine);
     CombineArgs args{};
-    args.call = runtime.call_args(*call);
     args.layout = layout_of(runtime, sizes);
     args.shape = shape_of(args.layout, sizes);
     args.arguments = hash_of(*call, sizes, number);
@@ -189,17 +189,21 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
     return begin<CombineKernel>(runtime, std::move(call), args, args.layout.sums_remotely(), launches);
 }
 
-uint64_t forward(Runtime& runtime, Call& call) {
+bool forwards(const Call& call) {
     const auto* rest = std::any_cast<Rest>(&call.mode);
-    if (rest == nullptr || !rest->forward) return 0;
-    call.serial = rest->forward(runtime);
+    return rest != nullptr && rest->forward != nullptr;
+}
+
+uint64_t forward(Runtime& runtime, Call& call) {
+    if (!forwards(call)) throw std::logic_error("forward: expected a call that still has rows or sums to forward");
+    std::any_cast<Rest>(&call.mode)->forward(runtime, call);
     return call.serial;
 }
 
 void finish(Runtime& runtime, Call& call) {
     const auto* rest = std::any_cast<Rest>(&call.mode);
     if (rest == nullptr) throw std::logic_error("finish: expected a call with only its first half launched");
-    call.serial = rest->finish(runtime);
+    rest->finish(runtime, call);
     call.mode.reset();
     runtime.note_graph(call);
 }

@@ -39,8 +39,7 @@ std::shared_ptr<Call> post(Runtime& runtime, PostArgs posts, unsigned blocks) {
     check("target", to, posts.target, posters * posts.bytes, wire::kPieceBytes);
     check("words", to, posts.words, posters * sizeof(u64), sizeof(u64));
     auto call = runtime.open(wire::Kind::kNone);
-    posts.call = runtime.call_args(*call);
-    call->serial = runtime.launch<PostKernel>(posts, blocks);
+    runtime.launch<PostKernel>(*call, posts, blocks);
     return call;
 }
 

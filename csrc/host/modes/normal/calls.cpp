@@ -68,7 +68,6 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     }
     auto call = runtime.open(wire::Kind::kDispatch);
     NotifyArgs args{};
-    args.call = runtime.call_args(*call);
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
     args.arguments = hash_of_dispatch(*call, sizes, max_rows);
@@ -92,9 +91,9 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     // for further blocks, and the last one to arrive continues alone.
     const u32 nodes = plan.tokens_to_node != nullptr ? args.shape.ranks_ / args.per_node : 0;
     blocks = std::min(blocks, args.shape.ranks_ + nodes + args.checks_ids);
-    call->serial = runtime.launch<NotifyKernel>(args, blocks, args.checks_ids != 0 ? sizes.experts : 0);
+    runtime.launch<NotifyKernel>(*call, args, blocks, args.checks_ids != 0 ? sizes.experts : 0);
     Counting counting{experts, nullptr};
-    if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
+    if (finish_later) counting.later = [&runtime, args](Call& call) { runtime.launch<CountsKernel>(call, args, 1); };
     call->mode = counting;
     return call;
 }
@@ -102,7 +101,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
 void counts(Call& call) {
     if (!lacks_counts(call)) throw std::logic_error("counts: expected a finish_later dispatch that still lacks them");
     auto& counting = std::any_cast<Counting&>(call.mode);
-    call.serial = counting.later();
+    counting.later(call);
     counting.later = nullptr;
 }
 
@@ -121,21 +120,21 @@ std::vector<int32_t> rows_per_expert(const Call& call) {
 
 std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = runtime.open(kind);
-    const NotifyCachedArgs args{runtime.call_args(*call), kind,
+    const NotifyCachedArgs args{{},
+                                kind,
                                 hash_arguments(*call, {{"bytes per row of x", sizes.row_bytes},
                                                        {"scales per row of x", sizes.scales},
                                                        {"type of x", sizes.types},
                                                        {"num_topk", sizes.topk},
                                                        {"topk_weights", sizes.weights},
                                                        {"handle of the dispatch", handle}})};
-    call->serial = runtime.launch<NotifyCachedKernel>(args, 1);
+    runtime.launch<NotifyCachedKernel>(*call, args, 1);
     return call;
 }
 
 bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const Plan& plan,
               uint32_t rows, bool cached, unsigned blocks) {
     DispatchArgs args{};
-    args.call = runtime.call_args(call);
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, cached ? 0 : sizes.experts, dispatch_format(sizes, cached, sizeof(i32)));
     args.tokens = sizes.tokens;
@@ -159,7 +158,7 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
     args.source_words = tensors.source_words;
-    call.serial = runtime.launch<DispatchKernel>(args, blocks);
+    runtime.launch<DispatchKernel>(call, args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;
 }
@@ -167,7 +166,6 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
 bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTensors& tensors, const Plan& plan,
              uint32_t rows, bool publish, unsigned blocks) {
     CombineArgs args{};
-    args.call = runtime.call_args(call);
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, 0, combine_format(sizes));
     args.tokens = sizes.tokens;
@@ -186,7 +184,7 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     args.choices = tensors.choices;
     args.experts = tensors.experts;
     if (tensors.choices != 0) args.experts_per_rank = Divider::by(tensors.experts / args.shape.ranks_);
-    call.serial = runtime.launch<CombineKernel>(args, blocks);
+    runtime.launch<CombineKernel>(call, args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;
 }

@@ -11,8 +11,8 @@ namespace deep_ep::host::normal {
 
 // Call::mode of a dispatch whose counts are exchanged.
 struct Counting {
-    uint32_t experts;                 // of this rank
-    std::function<uint64_t()> later;  // the launch left to counts(); returns its serial number
+    uint32_t experts;                  // of this rank
+    std::function<void(Call&)> later;  // the launch left to counts()
 };
 
 // The parts of a row. A cached dispatch does not carry the rows' sources again. `source_bytes`: size of the description

@@ -100,7 +100,6 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     }
     auto call = runtime.open(wire::Kind::kDispatch);
     NotifyArgs args{};
-    args.call = runtime.call_args(*call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.layout = dispatch_layout(runtime, sizes, false);
     args.arguments = normal::hash_of_dispatch(*call, sizes, max_rows);
@@ -122,9 +121,9 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     // One warp per node numbers the node's rows, and one more block checks the ids; the kernel has no work for further
     // thread blocks.
     blocks = std::min(blocks, wire::ceil_div(args.layout.nodes, runtime.launcher().warps()) + args.checks_ids);
-    call->serial = runtime.launch<NotifyKernel>(args, blocks, args.checks_ids != 0 ? sizes.experts : 0);
+    runtime.launch<NotifyKernel>(*call, args, blocks, args.checks_ids != 0 ? sizes.experts : 0);
     normal::Counting counting{experts, nullptr};
-    if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
+    if (finish_later) counting.later = [&runtime, args](Call& call) { runtime.launch<CountsKernel>(call, args, 1); };
     call->mode = counting;
     return call;
 }
@@ -132,7 +131,6 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
 bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const TwoHopPlan& plan,
               uint32_t rows, bool cached, unsigned blocks) {
     DispatchArgs args{};
-    args.call = runtime.call_args(call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.layout = dispatch_layout(runtime, sizes, cached);
     args.tokens = sizes.tokens;
@@ -150,7 +148,7 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.output = {pointer<u8>(tensors.recv_x), pointer<u32>(tensors.recv_scales),
                    ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes),
                    pointer<float>(tensors.recv_topk_weights), pointer<RowSource>(tensors.recv_src_idx)};
-    call.serial = runtime.launch<DispatchKernel>(args, blocks);
+    runtime.launch<DispatchKernel>(call, args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;
 }
@@ -158,7 +156,6 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
 bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTensors& tensors, const TwoHopPlan& plan,
              uint32_t rows, bool publish, unsigned blocks) {
     CombineArgs args{};
-    args.call = runtime.call_args(call);
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.layout = combine_layout(runtime, sizes);
     args.tokens = sizes.tokens;
@@ -172,7 +169,7 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     args.combined_weights = pointer<float>(tensors.combined_weights);
     args.bias[0] = pointer<const u8>(tensors.bias[0]);
     args.bias[1] = pointer<const u8>(tensors.bias[1]);
-    call.serial = runtime.launch<CombineKernel>(args, blocks);
+    runtime.launch<CombineKernel>(call, args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;
 }
