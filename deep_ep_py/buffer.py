@@ -602,11 +602,14 @@ class Buffer(V1Surface, NotCopied):
 
     @property
     def comm_stream(self) -> Any:
-        """The torch.cuda.Stream that kernels run on; None on a CPU."""
+        """The torch.cuda.Stream of kernels that run beside the caller's work; None on a CPU.
+
+        Low-latency calls use it with `async_finish`, or if ranks are threads; otherwise they use the current stream.
+        """
         return self._engine.device.comm_stream
 
     def get_comm_stream(self) -> Any:
-        """Return the stream on which kernels run.
+        """Return `comm_stream`.
 
         Raises
         ------

@@ -89,6 +89,8 @@ void bind_low_latency(py::module_& module) {
           py::arg("topk_idx"), py::arg("topk_weights"), py::arg("combined_x"), py::arg("publish"), py::arg("src_info"),
           py::arg("ranges"), py::arg("places"), py::arg("waited_ns"), py::arg("handle"), py::arg("whole"),
           py::arg("blocks"), py::arg("forward_blocks"), NoGil());
+    m.def("forwards", &low_latency::forwards, py::arg("call"),
+          "Return whether the call has a launch that only forwards, which forward() is to make.");
     m.def("forward", &low_latency::forward, py::arg("runtime"), py::arg("call"), NoGil());
     m.def("finish", &low_latency::finish, py::arg("runtime"), py::arg("call"), NoGil());
 }

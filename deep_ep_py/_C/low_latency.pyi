@@ -19,6 +19,7 @@ __all__: list[str] = [
     "finish",
     "fits_shared_memory",
     "forward",
+    "forwards",
     "max_put_bytes",
     "places_words",
     "put_bytes",
@@ -120,6 +121,11 @@ def dispatch(
 def finish(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> None: ...
 def fits_shared_memory(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> bool: ...
 def forward(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> int: ...
+def forwards(call: deep_ep_py._C.Call) -> bool:
+    """
+    Return whether the call has a launch that only forwards, which forward() is to make.
+    """
+
 def max_put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def places_words(sizes: Sizes, *, ranks: int, tokens: int) -> int: ...
 def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...

@@ -23,12 +23,17 @@ class EventHandle:
         Record the event on this stream instead.
     until : callable, optional
         Waits for a call on a CPU instead, and raises the error of that call.
+    work_on : torch.cuda.Stream, optional
+        Stand for all work queued on this stream instead. Nothing is recorded until another stream waits, which then
+        waits for what has been queued by that time.
     """
 
-    def __init__(self, stream: Any = None, until: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, stream: Any = None, until: Callable[[], None] | None = None, work_on: torch.cuda.Stream | None = None
+    ) -> None:
         self._event: torch.cuda.Event | None = None
-        self._until = until
-        if until is not None:
+        self._until, self._work_on = until, work_on
+        if until is not None or work_on is not None:
             return
         if stream is not None or torch.cuda.is_initialized():
             self._event = torch.cuda.Event()
@@ -41,6 +46,8 @@ class EventHandle:
             self.current_stream_wait()
         if self._event is not None:
             stream.wait_event(self._event)
+        elif self._work_on is not None and self._work_on != stream:
+            stream.wait_stream(self._work_on)
 
     @not_compiled
     def current_stream_wait(self) -> None:
@@ -48,8 +55,8 @@ class EventHandle:
         if self._until is not None:
             self._until()
             self._until = None  # cleared only now: another thread that waits at the same time must wait too
-        if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+        if self._event is not None or self._work_on is not None:
+            self.wait_on(torch.cuda.current_stream())
 
 
 class EventOverlap:

@@ -176,6 +176,9 @@ class CpuDevice:
         """Do nothing: there are no streams."""
         return nullcontext
 
+    def launch_on_callers_stream(self) -> None:
+        """Do nothing: there are no streams."""
+
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         """Wait for the event; torch's own work is complete when its calls return."""
         if event is not None:

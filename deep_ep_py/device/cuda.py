@@ -82,6 +82,8 @@ class CudaDevice:
             )
         self.context = C.cuda.Context(device.index)
         self._copy_piece = copy_piece(self.context.architecture)
+        self._ranks_are_threads = sharers > 1 or make_launcher is not None
+        self._callers_stream: torch.cuda.Stream | None = None  # the one that the next kernels go to; None: the own one
         self.gpu = self.context.uuid
         self.name, self.copies = self.context.name, "bulk" if self._copy_piece else "vector"
         self._gathered = make_launcher is not None
@@ -156,7 +158,7 @@ class CudaDevice:
 
     @property
     def comm_stream(self) -> torch.cuda.Stream:
-        """The stream that kernels run on.
+        """The stream that kernels run on, except those of low-latency calls that the caller's stream waits for.
 
         Once it has been handed out, it outlives the Buffer: torch's allocator uses it when a tensor is freed that was
         used on it (`record_stream`).
@@ -308,8 +310,25 @@ class CudaDevice:
         """Select the stream that is current now."""
         return partial(torch.cuda.stream, torch.cuda.current_stream(self.torch_device))
 
+    def launch_on_callers_stream(self) -> None:
+        """Let no stream wait for another, which takes longer than a small call.
+
+        Ranks that are threads may all use the default stream, where the kernel of one rank, which waits for the others,
+        would be ahead of their work. Their kernels go to streams of their own.
+        """
+        if self._ranks_are_threads:
+            self.order_after_caller(None, False)
+        else:
+            self._launch_on(torch.cuda.current_stream(self.torch_device))
+
+    def _launch_on(self, callers: torch.cuda.Stream | None) -> None:
+        self._callers_stream = callers
+        self._launcher.launch_on(None if callers is None else callers.cuda_stream)
+
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         """Make the communication stream wait."""
+        if self._callers_stream is not None:
+            self._launch_on(None)
         if event is not None:
             event.wait_on(self._stream)
         if not on_comm_stream:
@@ -319,6 +338,8 @@ class CudaDevice:
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
     ) -> EventHandle:
         """Make the current stream wait, or return an event on the communication stream."""
+        if self._callers_stream is not None:
+            return EventHandle(work_on=self._callers_stream)
         current = torch.cuda.current_stream(self.torch_device)
         for tensor in tensors:
             if tensor is None:

@@ -62,7 +62,7 @@ class Device(Protocol):
 
     @property
     def comm_stream(self) -> Any:
-        """The torch.cuda.Stream that kernels run on, or None."""
+        """The torch.cuda.Stream that kernels run on unless they run on the caller's, or None."""
 
     def profiler_range(self, name: str) -> Callable[[], None] | None:
         """Open a range in the device's profiler, and return what closes it; None if it has no such profiler."""
@@ -148,8 +148,11 @@ class Device(Protocol):
     def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
         """Return a factory of contexts in which the caller's work goes, even later, to where it goes now."""
 
+    def launch_on_callers_stream(self) -> None:
+        """Launch the next kernels between the work that the caller has queued and what it queues later."""
+
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
-        """Make the kernels launched next wait for the event.
+        """Launch the next kernels on the communication stream, and make them wait for the event.
 
         Unless `on_comm_stream`, they also wait for all work that the caller has queued.
         """

@@ -366,17 +366,17 @@ class Engine(NotCopied):
             if runtime.finished(launched.call) and launched.call.failure.reason == 0:
                 launched.ended = driven is None or (driven.done and not driven.failed)
 
-    def await_half(self, call: C.Call) -> None:
+    def await_half(self, call: C.Call) -> EventHandle:
         """Wait for a launch of an operation that stays open: on a CPU here, on a GPU in the caller's stream."""
         if self.device.asynchronous:
-            self.device.order_caller_after((), async_finish=False, on_comm_stream=False)
-            return
+            return self.device.order_caller_after((), async_finish=False, on_comm_stream=False)
         self._run("wait", call=call)
         self.check_failure(call)
+        return EventHandle()
 
     def go_on_alone(self, serial: int) -> None:
-        """Run a launch that only other ranks wait for to its end, while its operation stays open; 0: no launch."""
-        if serial != 0 and self._driver is not None:
+        """Run a launch that only other ranks wait for to its end, while its operation stays open."""
+        if self._driver is not None:
             self._driver.drive("wait_launch", serial=serial)
 
     def run_dropped(self) -> None:

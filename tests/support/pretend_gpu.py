@@ -30,7 +30,7 @@ from ptx_kernels import ptx_cache
 class PretendGpu(CudaDevice):
     """Runs torch's GPU work on the CPU; the driver, the kernels' code and the heaps take the GPU's paths.
 
-    There is one stream, so the caller waits for the kernels where on a GPU its stream would.
+    The caller waits for the kernels where on a GPU its stream would, except in the body of `on_stream`.
     """
 
     warps = 4  # each thread is a fiber
@@ -75,15 +75,55 @@ class PretendGpu(CudaDevice):
     def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
         return nullcontext
 
+    def launch_on_callers_stream(self) -> None:
+        if not self._gathered:
+            self._launcher.launch_on(getattr(_current, "stream", None))
+
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
-        pass
+        if not self._gathered:
+            self._launcher.launch_on(None)
 
     def order_caller_after(
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
     ) -> EventHandle:
-        if not self.capturing():
+        if not self.capturing() and getattr(_current, "stream", None) is None:
             assert self.runtime.settle(100.0)
         return EventHandle()
+
+
+_current = threading.local()
+
+
+def make_stream() -> int:
+    """Make a stream of the stand-in's first GPU, for the body of `on_stream`."""
+    stream = ctypes.c_void_p()
+    with C.cuda.Context(0).current():
+        assert ctypes.CDLL("libcuda.so.1").cuStreamCreateWithPriority(ctypes.byref(stream), 0, 0) == 0
+    assert stream.value is not None
+    return stream.value
+
+
+@contextmanager
+def on_stream(stream: int) -> Iterator[None]:
+    """Launch the kernels that would go to the caller's stream on this one, without waiting for any."""
+    _current.stream = stream
+    try:
+        yield
+    finally:
+        _current.stream = None
+
+
+@contextmanager
+def busy(stream: int) -> Iterator[None]:
+    """Let a kernel of the program run in a stream during the body."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.double_begin_kernel.restype, driver.double_begin_kernel.argtypes = ctypes.c_uint64, [ctypes.c_void_p]
+    driver.double_end_kernel.argtypes = [ctypes.c_uint64]
+    kernel = driver.double_begin_kernel(stream)
+    try:
+        yield
+    finally:
+        driver.double_end_kernel(kernel)
 
 
 class Segments:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from deep_ep_py.base import arguments
-from deep_ep_py.base.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.base.events import EventOverlap, Streams
 from deep_ep_py.base.native import C
 from deep_ep_py.base.one_thread import by_one_thread
 from deep_ep_py.errors import DeepEPError
@@ -19,6 +19,7 @@ from deep_ep_py.modes.low_latency.views import Views
 from deep_ep_py.session.origin import check_origin
 
 if TYPE_CHECKING:
+    from deep_ep_py.device.device import Device
     from deep_ep_py.session.engine import Engine
 
 Hook = Callable[[], None]
@@ -42,6 +43,13 @@ class Ending(NamedTuple):
         if ending.async_finish and ending.return_recv_hook:
             raise ValueError("async_finish=True: expected False with return_recv_hook=True, the hook ends the call")
         return ending
+
+    def order(self, device: Device) -> None:
+        """Order the kernels launched next after the caller's work, on its stream unless that continues beside them."""
+        if self.async_finish:
+            device.order_after_caller(None, False)
+        else:
+            device.launch_on_callers_stream()
 
 
 class _Rest:
@@ -72,7 +80,7 @@ class _Rest:
                 raise DeepEPError(f"{self._call.kind}: it was begun {where}, so its hook must be called there")
             with engine.telling_others(self._call.kind):
                 self._done = True
-                engine.device.order_after_caller(None, False)
+                engine.device.launch_on_callers_stream()
                 C.low_latency.finish(engine.runtime, self._call)
                 engine.end_operation(self._call, self._operation, Streams(), self._handle)
 
@@ -127,9 +135,11 @@ def _end(
     if not ending.return_recv_hook:
         return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish), handle), None
     hook = ReceiveHook(engine, _Rest(engine, call, operation, published, handle))
-    engine.await_half(call)
-    engine.go_on_alone(C.low_latency.forward(engine.runtime, call))
-    return EventOverlap(EventHandle()), hook
+    event = engine.await_half(call)
+    if C.low_latency.forwards(call):  # it waits for other ranks, for which the caller's stream must not wait
+        engine.device.order_after_caller(None, False)
+        engine.go_on_alone(C.low_latency.forward(engine.runtime, call))
+    return EventOverlap(event), hook
 
 
 class DispatchArguments(NamedTuple):
@@ -207,7 +217,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
         waited,
     ) as operation:
         origin = Origin(engine, engine.generation, operation, sizes, tokens, places)
-        engine.device.order_after_caller(None, False)
+        given.ending.order(engine.device)
         call = C.low_latency.dispatch(
             engine.runtime,
             plan.native,
@@ -382,7 +392,7 @@ def combine(
     ) as operation:
         if view is not None:
             view.given_for, view.used_by = None, (engine.generation, operation)
-        engine.device.order_after_caller(None, False)
+        given.ending.order(engine.device)
         call = C.low_latency.combine(
             engine.runtime,
             native,

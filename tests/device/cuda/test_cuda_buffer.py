@@ -337,6 +337,12 @@ def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path)
     assert "many warps" in report["table"]
 
 
+def test_calls_on_several_streams(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Low-latency calls on two streams by turns, with and without hooks, and among calls of normal mode, while a kernel
+    of the program keeps one of the streams busy on one rank."""
+    on_threads(double, workers / "several_streams.py", tmp_path / "log")
+
+
 @pytest.mark.timed
 @pytest.mark.parametrize("which", ["", "waiting"])
 @pytest.mark.thorough

@@ -24,6 +24,10 @@ class FakeStream:
     def work(self, name: str) -> None:
         self.seen.add(name)
 
+    @property
+    def cuda_stream(self) -> int:
+        return id(self)
+
     def wait_stream(self, other: FakeStream) -> None:
         self.seen |= other.seen
 
@@ -56,6 +60,10 @@ def current(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
 class FakeLauncher:
     def __init__(self) -> None:
         self.keeps_stream = False
+        self.stream: int | None = None  # that launches go to; None: its own
+
+    def launch_on(self, stream: int | None) -> None:
+        self.stream = stream
 
     def keep_stream(self) -> None:
         self.keeps_stream = True
@@ -67,6 +75,8 @@ def device() -> Any:
     device.torch_device = torch.device("cuda", 0)
     device.__dict__["_stream"] = FakeStream()
     device._launcher = FakeLauncher()
+    device._ranks_are_threads = False
+    device._callers_stream = None
     return device
 
 
@@ -125,6 +135,39 @@ def test_the_caller_waits_later(device: Any, current: FakeStream, on_comm_stream
     overlap.current_stream_wait()
     assert current.seen == {"dispatch"}
     assert tensor.streams == ([device.comm_stream, current] if on_comm_stream else [device.comm_stream])
+
+
+def test_kernels_on_the_callers_stream(device: Any, current: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stream waits for another, unless the result is used on a third."""
+    other = FakeStream()
+    current.work("experts")
+    device.launch_on_callers_stream()
+    assert device._launcher.stream == current.cuda_stream
+    current.work("dispatch")
+    overlap = EventOverlap(device.order_caller_after([FakeTensor()], async_finish=False, on_comm_stream=False))
+    overlap.current_stream_wait()
+    assert device.comm_stream.seen == set() and current.seen == {"experts", "dispatch"}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: other)
+    overlap.current_stream_wait()
+    assert other.seen == {"experts", "dispatch"}
+
+
+def test_the_next_kernels_may_go_to_the_communication_stream(device: Any, current: FakeStream) -> None:
+    device.launch_on_callers_stream()
+    current.work("low latency")
+    device.order_after_caller(None, on_comm_stream=False)
+    assert device._launcher.stream is None and device.comm_stream.seen == {"low latency"}
+    device.comm_stream.work("normal")
+    device.order_caller_after([], async_finish=False, on_comm_stream=False)
+    assert current.seen == {"low latency", "normal"}
+
+
+def test_ranks_that_are_threads_keep_off_their_callers_stream(device: Any, current: FakeStream) -> None:
+    """It may be the same for all: the kernel of one rank would be ahead of the work of those that it waits for."""
+    device._ranks_are_threads = True
+    current.work("experts")
+    device.launch_on_callers_stream()
+    assert device._launcher.stream is None and device.comm_stream.seen == {"experts"}
 
 
 def test_what_is_queued_later_goes_where_the_call_was_made(

@@ -64,7 +64,8 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
 // `number`: that of the dispatch.
 std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const CombineTensors& tensors,
                               const HandleTensors& handle, uint64_t number, const Launches& launches);
-// Returns the serial number of the launch; 0: there is nothing to forward.
+// Whether the call has a launch that only forwards, which forward() is to make. Returns its serial number.
+bool forwards(const Call& call);
 uint64_t forward(Runtime& runtime, Call& call);
 void finish(Runtime& runtime, Call& call);
 
