@@ -26,7 +26,7 @@ struct Kernels {
     }
 };
 
-using AllKernels = Kernels<LayoutKernel, NotifyKernel, CountsKernel, NotifyCachedKernel, DispatchKernel, CombineKernel,
+using AllKernels = Kernels<LayoutKernel, NotifyKernel, CountsKernel, DispatchKernel, CombineKernel,
                            two_hops::NotifyKernel, two_hops::CountsKernel, two_hops::DispatchKernel,
                            two_hops::CombineKernel, ExpandSlotsKernel, ExpandRowsKernel, ScaleColumnsKernel, FoldKernel,
                            low_latency::DispatchKernel, low_latency::CombineKernel, PostKernel, HandshakeKernel>;

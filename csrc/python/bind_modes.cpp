@@ -141,16 +141,16 @@ void bind_normal(py::module_& module) {
     m.def("forwarded_rows", &host::normal::forwarded_rows, py::arg("call"));
     m.def("rows_per_expert", &host::normal::rows_per_expert, py::arg("call"));
     m.attr("CALL_WORDS") = host::normal::kCallWords;
-    const auto notify_cached = [&m](const char* name, wire::Kind kind) {
+    const auto open = [&m](const char* name, wire::Kind kind) {
         m.def(
             name,
             [kind](Runtime& runtime, const Sizes& sizes, uint64_t handle) {
-                return host::normal::notify_cached(runtime, kind, sizes, handle);
+                return host::normal::open(runtime, kind, sizes, handle);
             },
             py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("handle"), NoGil());
     };
-    notify_cached("notify_cached_dispatch", wire::Kind::kCachedDispatch);
-    notify_cached("notify_combine", wire::Kind::kCombine);
+    open("open_cached_dispatch", wire::Kind::kCachedDispatch);
+    open("open_combine", wire::Kind::kCombine);
     bind_way(m, &host::normal::notify, &host::normal::dispatch, &host::normal::combine);
 }
 

@@ -55,8 +55,8 @@ def prepare(engine: Engine, row_bytes: int, topk: int) -> None:
     notify, _, dispatch, combine = way_of(engine.topology).kernels
     engine.prepare(0, 1, "layout")
     engine.prepare(2 * _HIDDEN, 1, notify, dispatch, "expand_slots", "expand_rows")
-    engine.prepare(row_bytes, 0, "notify_cached", combine)
-    engine.prepare(row_bytes, 1, "notify_cached", combine, "fold")
+    engine.prepare(row_bytes, 0, combine)
+    engine.prepare(row_bytes, 1, combine, "fold")
     engine.prepare(row_bytes, topk, "fold")
 
 

@@ -58,14 +58,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "goes_on = (free || counts) && goes_on;",
         "exact",
         *LOW_LATENCY,
+        "one region",
     ),
     one(
         "low latency: number advanced by the first block",
         _OPERATION,
-        "if (failed() || !is_last_at(kSent)) return;",
-        "if (failed() || (is_last_at(kSent), blockIdx.x != 0)) return;",
+        "if (failed() || !is_last_at(kSent)) return false;",
+        "if (failed() || (is_last_at(kSent), blockIdx.x != 0)) return false;",
         "exact",
         *LOW_LATENCY,
+        "peer",
     ),
     # --- kernels/low_latency/dispatch_send.h
     silent(

@@ -43,6 +43,15 @@ _ROUNDED = """args.combined_x + offset, rows.into, count, nullptr, nullptr);
                  args.bias[0]"""
 
 MUTANTS: tuple[Mutant, ...] = (
+    one(
+        "two hops: a call takes its number again with its second kernel",
+        "kernels/two_hops/dispatch.h",
+        "args.first != 0 ? op.enter_and_begin(",
+        "args.tokens != 0 ? op.enter_and_begin(",
+        "fast",
+        "two hops peer",
+        "two hops weak",
+    ),
     # --- free (P4)
     one(
         "two hops: `free` of other nodes' ranks not waited for",

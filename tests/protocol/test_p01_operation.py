@@ -98,8 +98,7 @@ def orders(regions: int, finishes: tuple[int, ...]) -> Iterator[tuple[Step, ...]
 def test_begins_among_finishes_in_different_orders(fabric: str, regions: int) -> None:
     """Equal orders of begins and equal orders of finishes suffice, however the two are interleaved on each rank. If a
     begin waited for the counts of the peers, an operation that this rank has queued after it (b0 b1 f0 f1) could be one
-    that a peer waits for before it begins (b0 f0 b1 f1). The test tries every pair of orders, for dispatches that wait
-    for counts and for cached ones."""
+    that a peer waits for before it begins (b0 f0 b1 f1). The test tries every pair of orders."""
     trials = [Trial.of(Case("apart", 2, 9, hidden=64, topk=2, experts=4), seed=seed) for seed in range(OPERATIONS)]
     pairs = [
         pair
@@ -111,18 +110,13 @@ def test_begins_among_finishes_in_different_orders(fabric: str, regions: int) ->
     def on_each_rank(group: Any) -> int:
         buffer = make_buffer(group, trials[0].case, fabric, regions=regions, timeout=20)
         rank = buffer.rank
-        handles = [buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for trial in trials]
-        for lap, pair in enumerate(pairs):
+        for pair in pairs:
             pending = {}
             for step, number in pair[rank]:
-                trial, cached = trials[number], (lap + number) % 3 == 2
                 if step == "finish":
-                    check = trial.check_cached if cached else trial.check_dispatch
-                    check(rank, pending.pop(number).finish())
-                elif cached:
-                    pending[number] = buffer._begin_dispatch(trial.work.x[rank], handles[number], finish_later=True)
+                    trials[number].check_dispatch(rank, pending.pop(number).finish())
                 else:
-                    arguments = dispatch_arguments(trial.work, rank)
+                    arguments = dispatch_arguments(trials[number].work, rank)
                     pending[number] = buffer._begin_dispatch(**arguments, finish_later=True)
         return len(pairs)
 

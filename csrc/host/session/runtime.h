@@ -62,6 +62,7 @@ struct Call {
         uint64_t value;
     };
     std::vector<Argument> arguments;  // on which all ranks must agree
+    uint64_t hash = 0;                // of these
     std::any mode;                    // state that its mode keeps between its kernels
     uint64_t serial = 0;              // of its latest launch; 0: it is part of a graph
     uint32_t launches = 0;            // so far

@@ -67,10 +67,9 @@ class Operation {
     }
 
     // The same for a kernel whose blocks all begin an operation, without an earlier launch that takes its number: each
-    // block reads the number here, and the last block to have sent takes it (end_send()). Therefore nothing is stored
-    // before all blocks have read it. Everything a block must check is loaded at once, each word by its own thread, and
-    // one barrier joins the results. The block waits, and synchronizes again, only if some rank has not given its
-    // region back yet.
+    // block reads the number here, and the last one to get to take_number_once() takes it. Everything a block must
+    // check is loaded at once, each word by its own thread, and one barrier joins the results. The block waits, and
+    // synchronizes again, only if some rank has not given its region back yet.
     //
     // `ranks` is a constant where the shape is, so that no load waits for it.
     //
@@ -91,18 +90,29 @@ class Operation {
         goes_on = goes_on && !leaves;
         return !__syncthreads_or(!goes_on) || await_free();
     }
+    // The same, if it does not matter which block takes the number.
+    DEEP_EP_DEVICE bool enter_and_begin(wire::Kind kind, u64 arguments, u32 ranks) {
+        if (!enter_first(kind, arguments, ranks)) return false;
+        if (threadIdx.x == blockDim.x - 1) take_number_once();
+        return true;
+    }
     // One thread of each block, after the barrier that joins what the block has posted. Other threads may still add the
-    // block's shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are
-    // ordered by their launches; only a graph that is replayed alongside a call breaks that order, and then the ranks'
-    // numbers differ.
+    // block's shares of signals, which no NIC reads.
     DEEP_EP_DEVICE void end_send() {
-        if (failed() || !is_last_at(kSent)) return;
-        block_.sent_last = 1;
+        if (take_number_once()) block_.sent_last = 1;
+    }
+
+    // One thread of each block, after enter_first(). The last block to get here takes the number, which all have read
+    // by then, and gets true. Kernels of this Buffer are ordered by their launches; only a graph that is replayed
+    // alongside a call breaks that order, and then the ranks' numbers differ.
+    DEEP_EP_DEVICE bool take_number_once() {
+        if (failed() || !is_last_at(kSent)) return false;
         fill_ticket();
         const Sequence mine{generation_, use_, region_};
         // Relaxed: it publishes nothing else, and the next kernel is ordered by its launch.
         const u64 found = device::cas_relaxed<Scope::kDevice>(&context_.sequence, mine.word(), next().word());
         if (found != mine.word()) fail(wire::kMismatch, Phase::kNone, static_cast<i32>(rank()), mine.word(), found);
+        return true;
     }
 
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and

@@ -26,6 +26,7 @@ struct CombineArgs {
     CallArgs call;
     RuntimeShape shape;
     wire::RegionLayout layout;
+    u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
     u32 rows;                   // received in dispatch, or more than that
     const u8* x;                // [rows, row_bytes]
@@ -329,9 +330,9 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
-    if (!op.enter() || !op.await_free()) return;
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
+    if (!op.enter_and_begin(wire::Kind::kCombine, args.arguments, ranks)) return;
 
     const CombineShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes});
     auto* sources = at.sources.in(shared);

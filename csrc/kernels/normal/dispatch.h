@@ -25,6 +25,8 @@ struct DispatchArgs {
     CallArgs call;
     RuntimeShape shape;
     wire::RegionLayout layout;
+    u64 arguments;  // if it is the first: hash of what all ranks must agree on
+    u32 first;      // of the kernels of its operation: the counts are known
     u32 tokens;
     u32 experts_per_rank;
     u32 streaming;  // rows are stored bypassing the caches
@@ -323,9 +325,12 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
-    if (!op.enter() || !op.await_free()) return;
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
+    // The first kernel of its operation, if the counts were known before; otherwise notify is.
+    const bool enters = args.first != 0 ? op.enter_and_begin(wire::Kind::kCachedDispatch, args.arguments, ranks)
+                                        : op.enter() && op.await_free();
+    if (!enters) return;
 
     const DispatchShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes});
     auto* targets = at.targets.in(shared);

@@ -34,12 +34,6 @@ struct NotifyArgs {
     u64* heaps;      // [ranks] host-visible: size that each rank has announced; null if the host does not wait
 };
 
-struct NotifyCachedArgs {
-    CallArgs call;
-    wire::Kind kind;
-    u64 arguments;
-};
-
 struct NotifyShared {
     SharedArray<u32> counts;  // [2, warps] tokens that each warp of a group has counted
     SharedArray<u8> checked;  // of check_ids()
@@ -296,14 +290,6 @@ DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     take_counts(args, op, Shape::of(args.shape).ranks());
 }
 
-// First kernel of an operation whose counts are already known. One block.
-DEEP_EP_KERNEL void notify_cached(DEEP_EP_ARGUMENT const NotifyCachedArgs args) {
-    DEEP_EP_SHARED(BlockState, block);
-    Operation op(args.call, &block);
-    if (!op.enter()) return;
-    if (threadIdx.x == 0) op.take_number(args.kind, args.arguments);
-}
-
 struct NotifyKernel {
     static constexpr const char* kName = "notify";
     using Args = NotifyArgs;
@@ -317,14 +303,6 @@ struct CountsKernel : NoSharedMemory {
     using Args = NotifyArgs;
     template <class Shape>
     static constexpr auto kEntry = counts<Shape>;
-};
-
-struct NotifyCachedKernel : NoSharedMemory {
-    static constexpr const char* kName = "notify_cached";
-    static constexpr bool kOfAnyShape = true;
-    using Args = NotifyCachedArgs;
-    template <class>
-    static constexpr auto kEntry = notify_cached;
 };
 
 }  // namespace deep_ep

@@ -275,9 +275,9 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
-    if (!op.enter() || !op.await_free()) return;
-    if (threadIdx.x == 0) check_roles(op, args.layout);
     const auto shape = Shape::of(args.shape);
+    if (!op.enter_and_begin(wire::Kind::kCombine, args.arguments, shape.ranks())) return;
+    if (threadIdx.x == 0) check_roles(op, args.layout);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
     const Place me = Place::of(op.rank(), args.layout, op.environment().mask);
     const CombineShared at({ranks, 0, shape.topk(), warps, 0, per_node});

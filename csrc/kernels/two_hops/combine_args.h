@@ -13,6 +13,7 @@ struct CombineArgs {
     CallArgs call;
     RuntimeShape shape;
     wire::TwoHopLayout layout;
+    u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
     u32 rows;                   // received in dispatch, or more than that
     const u8* x;                // [rows, row_bytes]

@@ -358,9 +358,12 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
-    if (!op.enter() || !op.await_free()) return;
-    if (threadIdx.x == 0) check_roles(op, args.layout);
     const auto shape = Shape::of(args.shape);
+    // The first kernel of its operation, if the counts were known before; otherwise notify is.
+    const bool enters = args.first != 0 ? op.enter_and_begin(wire::Kind::kCachedDispatch, args.arguments, shape.ranks())
+                                        : op.enter() && op.await_free();
+    if (!enters) return;
+    if (threadIdx.x == 0) check_roles(op, args.layout);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
     const Place me = Place::of(op.rank(), args.layout, op.environment().mask);
     const DispatchShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes, per_node});

@@ -31,12 +31,13 @@ struct DispatchArgs {
     CallArgs call;
     RuntimeShape shape;
     wire::TwoHopLayout layout;
+    u64 arguments;  // if it is the first: hash of what all ranks must agree on
+    u32 first;      // of the kernels of its operation: the counts are known, and the table is written
     u32 tokens;
     u32 experts_per_rank;
-    u32 streaming;    // rows are stored bypassing the caches
-    u32 rows;         // of the output: as many as arrive, or more
-    u32 notes_table;  // write the table: set unless the dispatch is cached
-    Rows from;        // parts of the tokens' rows
+    u32 streaming;  // rows are stored bypassing the caches
+    u32 rows;       // of the output: as many as arrive, or more
+    Rows from;      // parts of the tokens' rows
     Plan plan;
     wire::Offer offer;  // where the output is, if peers can see it
     RowTargets output;  // [rows]

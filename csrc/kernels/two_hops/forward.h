@@ -105,7 +105,7 @@ struct Forwarder {
                     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), there.rows, index);
                     goes = false;
                 }
-                if (d < per_node && args.notes_table != 0) {
+                if (d < per_node && args.first == 0) {
                     args.plan.table[u64{tables.streams[line].begin + first + i} * per_node + d] =
                         goes ? static_cast<i32>(index) : -1;
                 }
@@ -121,7 +121,7 @@ struct Forwarder {
             }
             __syncwarp();  // the list is complete
             const u32 row = rows_of.row(i);
-            if (args.notes_table != 0 && args.plan.holders != nullptr) {
+            if (args.first == 0 && args.plan.holders != nullptr) {
                 note_holders(from, row, u64{tables.streams[line].begin + first + i});
             }
             copies.to_many(row_addresses, count, from.x + u64{row} * row_bytes, row_bytes, args.streaming != 0);

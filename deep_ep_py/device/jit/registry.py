@@ -105,7 +105,6 @@ KERNELS = _kernels(
     Kernel("layout", "kernels/normal/layout.h", "deep_ep::layout<{static}>", "deep_ep::LayoutKernel"),
     Kernel("notify", "kernels/normal/notify.h", "deep_ep::notify<{static}>", "deep_ep::NotifyKernel"),
     Kernel("counts", "kernels/normal/notify.h", "deep_ep::counts<{static}>", "deep_ep::CountsKernel"),
-    Kernel("notify_cached", "kernels/normal/notify.h", "deep_ep::notify_cached", "deep_ep::NotifyCachedKernel"),
     Kernel("dispatch", "kernels/normal/dispatch.h", "deep_ep::dispatch<{static}>", "deep_ep::DispatchKernel"),
     Kernel("expand_slots", "kernels/expand/slots.h", "deep_ep::expand_slots<{static}>", "deep_ep::ExpandSlotsKernel"),
     Kernel("expand_rows", "kernels/expand/rows.h", "deep_ep::expand_rows<{static}>", "deep_ep::ExpandRowsKernel"),

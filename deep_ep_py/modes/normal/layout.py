@@ -90,7 +90,7 @@ def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
     """Prepare all kernels for these rows on all ranks. Collective."""
     kernels = way_of(engine.topology).kernels
     engine.prepare(0, topk, "layout")
-    engine.prepare(row_bytes, topk, "notify_cached", *kernels)
+    engine.prepare(row_bytes, topk, *kernels)
     engine.prepare(row_bytes, 0, *kernels)
     engine.meet()
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Pending:
-    """An operation that has taken its number, so that peers rely on its completion."""
+    """An operation that has been counted, so that peers rely on its completion."""
 
     engine: Engine
     call: C.Call
@@ -70,7 +70,8 @@ class DispatchArguments:
 
     With `finish_later`, each rank may begin or finish other operations before it finishes this one, as long as all
     ranks begin operations in one order and finish them in one order (P1). Without it, `finish` must follow at once: one
-    kernel then sends this rank's counts and waits for those of the others.
+    kernel then sends this rank's counts and waits for those of the others, or with a handle, the only kernel takes the
+    operation's number.
     """
 
     x: Any
@@ -112,10 +113,14 @@ class PendingDispatch(_Pending):
 
     @staticmethod
     def begin(engine: Engine, given: DispatchArguments) -> PendingDispatch:
-        """Check the arguments and launch the first kernel."""
+        """Check the arguments and launch the first kernel, if the counts are not known."""
         arguments.integer("expert_alignment", given.expert_alignment, 1, arguments.MAX_ALIGNMENT)
         arguments.integer("num_worst_tokens", given.num_worst_tokens, 0, arguments.MAX_ROWS)
         blocks = blocks_of(given.config)
+        if given.handle is not None and given.finish_later:
+            raise ValueError(
+                "finish_later=True: expected False with a handle, since the only kernel follows in `finish`"
+            )
         if given.handle is not None:
             return PendingDispatch._begin_cached(engine, given, blocks)
         if given.num_worst_tokens == 0 and engine.device.capturing():
@@ -190,13 +195,13 @@ class PendingDispatch(_Pending):
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((record.tokens + record.rows) * rows.row_bytes)
         _, _, dispatch, _ = record.plan.kernels
-        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", dispatch)
+        engine.prepare(sizes.row_bytes, sizes.topk, dispatch)
         if given.placement is not None:
             given.placement.prepare(engine, sizes)
         tensors = (*rows.tensors(), *record.tensors(), given.topk_idx, given.topk_weights)
         with engine.opening("cached dispatch", *tensors) as operation:
-            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = C.normal.notify_cached_dispatch(engine.runtime, sizes, handle=record.number)
+            engine.device.order_after_caller(streams.event, on_comm_stream=True)  # the rest follows in `finish`
+            call = C.normal.open_cached_dispatch(engine.runtime, sizes, handle=record.number)
             pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, record.plan, record)
         return pending
 
@@ -333,7 +338,7 @@ class CombineArguments:
 
 @dataclass
 class PendingCombine(_Pending):
-    """A combine that has taken its number."""
+    """A combine. Its only kernel takes its number, so `finish` must follow at once."""
 
     sizes: C.normal.Sizes
     x: torch.Tensor
@@ -346,7 +351,7 @@ class PendingCombine(_Pending):
 
     @staticmethod
     def begin(engine: Engine, given: CombineArguments) -> PendingCombine:
-        """Check the arguments and launch the first kernel."""
+        """Check the arguments and count the operation."""
         record, streams = checked_record(engine, given.handle), given.streams
         blocks = blocks_of(given.config)
         device = engine.device.torch_device
@@ -366,7 +371,7 @@ class PendingCombine(_Pending):
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((record.tokens + record.rows) * sizes.row_bytes)
         *_, combine = record.plan.kernels
-        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", combine)
+        engine.prepare(sizes.row_bytes, sizes.topk, combine)
         if placement is not None:
             engine.prepare(sizes.row_bytes, placement.topk, "fold")
         if given.sums is not None:
@@ -375,8 +380,8 @@ class PendingCombine(_Pending):
         choices = () if given.choices is None else (given.choices.topk_idx,)
         sums = () if given.sums is None else (given.sums.slots,)
         with engine.opening("combine", x, *read, topk_weights, *biases, *choices, *sums) as operation:
-            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = C.normal.notify_combine(engine.runtime, sizes, handle=record.number)
+            engine.device.order_after_caller(streams.event, on_comm_stream=True)  # the rest follows in `finish`
+            call = C.normal.open_combine(engine.runtime, sizes, handle=record.number)
             pending = PendingCombine(
                 engine,
                 call,

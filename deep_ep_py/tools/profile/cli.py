@@ -31,7 +31,7 @@ from deep_ep_py.tools.profile.workload import Workload, run
 _BUILD, _VARIABLE = "exact", "DEEP_EP_BUILD"
 _DEFAULT = Workload()
 _LAUNCHED = {
-    "normal": ("layout", "notify", "notify_cached", "dispatch", "combine"),
+    "normal": ("layout", "notify", "dispatch", "combine"),
     "low-latency": ("low_latency_dispatch", "low_latency_combine"),
 }
 _INSTALL = f"`DEEP_EP_BUILDS=fast,{_BUILD} pip install '.[gpu]'` in the clone"

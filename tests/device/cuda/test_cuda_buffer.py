@@ -28,7 +28,7 @@ RANKS, ROW_BYTES, TOPK = 4, 528, 4
 # By shape; a layout has no rows, and a cached dispatch and its combine have no top-k.
 KERNELS_OF = {
     (RANKS, 0, TOPK): ["layout"],
-    (RANKS, ROW_BYTES, TOPK): ["notify", "dispatch", "notify_cached", "combine"],
+    (RANKS, ROW_BYTES, TOPK): ["notify", "dispatch", "combine"],
     (RANKS, ROW_BYTES, 0): ["dispatch", "combine"],
 }
 
@@ -215,10 +215,10 @@ def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_pat
 KERNELS_OF_CALLS = {
     "layout_notify": {"layout", "notify"},
     "dispatch": {"layout", "notify", "dispatch"},
-    "dispatch_cached": {"notify_cached", "dispatch"},
-    "combine": {"notify_cached", "combine"},
-    "combine_private": {"notify_cached", "combine"},
-    "pair": {"layout", "notify", "dispatch", "notify_cached", "combine"},
+    "dispatch_cached": {"dispatch"},
+    "combine": {"combine"},
+    "combine_private": {"combine"},
+    "pair": {"layout", "notify", "dispatch", "combine"},
 }
 
 

@@ -73,7 +73,7 @@ def start_process(*arguments: object) -> multiprocessing.process.BaseProcess:
 
 
 def test_a_kernel_comes_back_as_it_was(tmp_path: Path) -> None:
-    kernel = KERNELS["notify_cached"]
+    kernel = KERNELS["scale_columns"]
     made = KernelCache(tmp_path).get(kernel, SHAPE, ARCH)
     assert made.cubin[:4] == b"\x7fELF"
 

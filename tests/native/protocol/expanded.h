@@ -211,7 +211,7 @@ class Batch {
         folded_weights_ = output(rows_.size() * kChoices * sizeof(float));
         combined_x_ = own(u64{tokens_} * kRowBytes);
         combined_weights_ = own(tokens_ * kChoices * sizeof(float));
-        auto call = host::normal::notify_cached(runtime, wire::Kind::kCombine, sizes, lap_);
+        auto call = host::normal::open(runtime, wire::Kind::kCombine, sizes, lap_);
         host::expand::Tensors expanded;
         expanded.expanded_x = expanded_x_.address();
         expanded.expanded_weights = expanded_weights_.address();

@@ -412,7 +412,7 @@ class Batch {
         host::normal::DispatchTensors tensors;
         tensors.x = x_.address();
         tensors.recv_x = rows.address();
-        auto call = host::normal::notify_cached(buffer_.runtime(), wire::Kind::kCachedDispatch, cached, lap);
+        auto call = host::normal::open(buffer_.runtime(), wire::Kind::kCachedDispatch, cached, lap);
         host::normal::dispatch(buffer_.runtime(), *call, cached, tensors, plan(), count, true, buffer_.blocks);
         return call;
     }
@@ -423,7 +423,7 @@ class Batch {
         back.combined_x = sums.address();
         back.src_idx = recv_src.address();
         const host::normal::Sizes combined{tokens, kRowBytes, 0, 0};
-        auto call = host::normal::notify_cached(through.runtime(), wire::Kind::kCombine, combined, lap);
+        auto call = host::normal::open(through.runtime(), wire::Kind::kCombine, combined, lap);
         host::normal::combine(through.runtime(), *call, combined, back, plan(), count, true, through.blocks);
         return call;
     }

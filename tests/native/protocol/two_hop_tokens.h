@@ -239,7 +239,7 @@ class Dispatched {
         host::normal::DispatchTensors with = tensors();
         with.recv_x = x.address();
         with.recv_scales = scales.address();
-        auto call = host::normal::notify_cached(runtime(), wire::Kind::kCachedDispatch, sizes, routing_.lap);
+        auto call = host::normal::open(runtime(), wire::Kind::kCachedDispatch, sizes, routing_.lap);
         host::two_hops::dispatch(runtime(), *call, sizes, with, planned_.plan(), count(), true, buffer_.blocks);
         return call;
     }
@@ -247,7 +247,7 @@ class Dispatched {
     std::shared_ptr<host::Call> combine(host::normal::CombineTensors tensors, u32 topk = 0) {
         const Sizes sizes{tokens_, kRowBytes, topk, 0};
         tensors.src_idx = recv_source_.address();
-        auto call = host::normal::notify_cached(runtime(), wire::Kind::kCombine, sizes, routing_.lap);
+        auto call = host::normal::open(runtime(), wire::Kind::kCombine, sizes, routing_.lap);
         host::two_hops::combine(runtime(), *call, sizes, tensors, planned_.plan(), count(), true, buffer_.blocks);
         return call;
     }

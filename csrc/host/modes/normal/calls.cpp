@@ -118,17 +118,14 @@ std::vector<int32_t> rows_per_expert(const Call& call) {
     return {call.words.get(), call.words.get() + (counting == nullptr ? 0 : counting->experts)};
 }
 
-std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle) {
+std::shared_ptr<Call> open(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = runtime.open(kind);
-    const NotifyCachedArgs args{{},
-                                kind,
-                                hash_arguments(*call, {{"bytes per row of x", sizes.row_bytes},
-                                                       {"scales per row of x", sizes.scales},
-                                                       {"type of x", sizes.types},
-                                                       {"num_topk", sizes.topk},
-                                                       {"topk_weights", sizes.weights},
-                                                       {"handle of the dispatch", handle}})};
-    runtime.launch<NotifyCachedKernel>(*call, args, 1);
+    hash_arguments(*call, {{"bytes per row of x", sizes.row_bytes},
+                           {"scales per row of x", sizes.scales},
+                           {"type of x", sizes.types},
+                           {"num_topk", sizes.topk},
+                           {"topk_weights", sizes.weights},
+                           {"handle of the dispatch", handle}});
     return call;
 }
 
@@ -137,6 +134,8 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     DispatchArgs args{};
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, cached ? 0 : sizes.experts, dispatch_format(sizes, cached, sizeof(i32)));
+    args.arguments = call.hash;
+    args.first = cached;
     args.tokens = sizes.tokens;
     args.experts_per_rank = sizes.experts / static_cast<u32>(runtime.options().ranks);
     // This rank's number of rows stands for the others'.
@@ -168,6 +167,7 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     CombineArgs args{};
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, 0, combine_format(sizes));
+    args.arguments = call.hash;
     args.tokens = sizes.tokens;
     args.x = pointer<const u8>(tensors.x);
     args.topk_weights = pointer<const float>(tensors.topk_weights);

@@ -87,8 +87,9 @@ int32_t total_rows(const Call& call);
 // The same in two hops: node rows that this rank forwards, including its own.
 int32_t forwarded_rows(const Call& call);
 std::vector<int32_t> rows_per_expert(const Call& call);
-// Begins an operation whose counts are known: cached dispatch or combine. `handle`: the operation that counted.
-std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle);
+// Opens the call of an operation whose counts are known: cached dispatch or combine. The next function below, which
+// launches its only kernel, must follow before the next operation is begun. `handle`: the operation that counted.
+std::shared_ptr<Call> open(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle);
 // Both return whether every mapped rank stores its rows directly to this rank's output (dispatch) or reads this rank's
 // rows in place (combine).
 bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const Plan& plan,

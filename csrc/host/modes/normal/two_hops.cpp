@@ -133,13 +133,14 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     DispatchArgs args{};
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.layout = dispatch_layout(runtime, sizes, cached);
+    args.arguments = call.hash;
+    args.first = cached;
     args.tokens = sizes.tokens;
     args.experts_per_rank = sizes.experts / static_cast<u32>(runtime.options().ranks);
     // This rank's number of rows stands for those of the others on its machine.
     const auto per_node = static_cast<uint64_t>(runtime.options().ranks_per_node);
     args.streaming = uint64_t{rows} * sizes.row_bytes * per_node > runtime.launcher().streaming_threshold();
     args.rows = rows;
-    args.notes_table = !cached;
     args.from = normal::rows_of(tensors, sizes, args.layout.rail);
     args.plan = plan;
     const normal::Offered output{tensors.recv_x, tensors.recv_scales, tensors.recv_topk_idx, tensors.recv_topk_weights,
@@ -158,6 +159,7 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     CombineArgs args{};
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.layout = combine_layout(runtime, sizes);
+    args.arguments = call.hash;
     args.tokens = sizes.tokens;
     args.x = pointer<const u8>(tensors.x);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
