@@ -351,7 +351,7 @@ class CudaDevice:
         if async_finish:
             return EventHandle(self._stream)
         current.wait_stream(self._stream)
-        return EventHandle()
+        return EventHandle(work_on=current)
 
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:

@@ -212,7 +212,7 @@ MUTANTS = (
         "if (threadIdx.x == blockDim.x - 1) take_number_once();",
         "",
         "fast",
-        "peer",
+        *NORMAL,
     ),
     one(
         "a call takes its number again with its second kernel",

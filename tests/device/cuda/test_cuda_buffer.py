@@ -337,6 +337,28 @@ def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path)
     assert "many warps" in report["table"]
 
 
+def test_what_calls_ask_of_streams(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Launches, events that are recorded, and waits for them: a stream that waits for another costs more than a small
+    call. A call of normal mode runs beside the caller's work, so the two streams wait for each other."""
+    log = tmp_path / "log"
+    log.touch()
+    counted = json.loads(on_threads(double, workers / "stream_operations.py", log, CUDA_DEVICE_MAX_CONNECTIONS="32"))
+
+    def of(launches: int, records: int, waits: int) -> dict[str, int]:
+        return {"launches": launches, "records": records, "waits": waits}
+
+    assert counted == {
+        "low latency": dict.fromkeys(("dispatch", "combine", "send", "receive"), of(1, 0, 0)),
+        "low latency, async_finish": dict.fromkeys(("dispatch", "combine"), of(1, 2, 1)),
+        "normal": {
+            "layout": of(1, 2, 2),
+            "dispatch": of(2, 3, 3),
+            "cached dispatch": of(1, 2, 2),
+            "combine": of(1, 2, 2),
+        },
+    }
+
+
 def test_calls_on_several_streams(double: Path, workers: Path, tmp_path: Path) -> None:
     """Low-latency calls on two streams by turns, with and without hooks, and among calls of normal mode, while a kernel
     of the program keeps one of the streams busy on one rank."""
