@@ -211,7 +211,8 @@ MUTANTS = (
         "kernels/common/operation.h",
         "if (threadIdx.x == blockDim.x - 1) take_number_once();",
         "",
-        "fast",
+        "tsan",
+        "one region",
         *NORMAL,
     ),
     one(
