@@ -18,7 +18,7 @@
 
 namespace deep_ep::fabric {
 
-DEEP_EP_DEVICE bool mapped(const Peers& peers, u32 to) { return peers.base[to] != nullptr; }
+DEEP_EP_DEVICE bool mapped(const Peers& peers, u32 to) { return kRoutes == 0 || peers.base[to] != nullptr; }
 
 DEEP_EP_DEVICE u8* address(const Peers& peers, u32 to, u64 offset) {
     return mapped(peers, to) ? peers.base[to] + offset : nullptr;

@@ -63,24 +63,37 @@ struct Fault {
     u64 error;  // in the fabric's own code
 };
 
+// The routes that kernels are compiled for besides kMapped, a bit for each: by default all. Without any, kernels know
+// that all ranks are mapped.
+#ifndef DEEP_EP_ROUTES
+#define DEEP_EP_ROUTES ~0u
+#endif
+constexpr u32 kRoutes = DEEP_EP_ROUTES;
+
 // All fabrics that post, by the types of their state in device memory.
 template <class... States>
 struct Fabrics {
     static_assert(sizeof...(States) < kMaxRoutes, "routes");
+
+    static constexpr bool has(Route route) { return (kRoutes >> route & 1) != 0; }
 
     // Returns whether `visit(state)` holds for the fabric of a route.
     template <class Visit>
     DEEP_EP_DEVICE static bool at(const Peers& peers, Route route, Visit visit) {
         Route place = kMapped;
         bool result = false;
-        (void)((++place == route && ((result = visit(*static_cast<States*>(peers.states[place]))), true)) || ...);
+        (void)((++place == route && has(place) &&
+                ((result = visit(*static_cast<States*>(peers.states[place]))), true)) ||
+               ...);
         return result;
     }
     // Returns whether `visit(state)` holds for every fabric in use; stops at the first one for which it does not.
     template <class Visit>
     DEEP_EP_DEVICE static bool all(const Peers& peers, Visit visit) {
         Route place = kMapped;
-        return ((++place, peers.states[place] == nullptr || visit(*static_cast<States*>(peers.states[place]))) && ...);
+        return ((++place,
+                 !has(place) || peers.states[place] == nullptr || visit(*static_cast<States*>(peers.states[place]))) &&
+                ...);
     }
 };
 

@@ -374,7 +374,12 @@ void bind_runtime(py::module_& m) {
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
              py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"),
              py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"),
-             py::arg("ranks_per_node"), py::arg("near_audience"), py::arg("bytes_in_flight"));
+             py::arg("ranks_per_node"), py::arg("near_audience"), py::arg("bytes_in_flight"))
+        .def_readonly("masks_ranks", &BufferOptions::masks_ranks)
+        .def_property_readonly(
+            "fabrics", [](const BufferOptions& options) { return host::fabrics_of(options.routes); },
+            "Those that reach ranks which are not mapped.");
+    m.def("route_named", &host::route_named, py::arg("name"));
     py::class_<host::proxy::LibfabricProvider>(m, "LibfabricProvider")
         .def_readonly("name", &host::proxy::LibfabricProvider::name)
         .def_readonly("version", &host::proxy::LibfabricProvider::version);

@@ -82,6 +82,7 @@ __all__: list[str] = [
     "round_to_bf16",
     "round_to_e4m3",
     "round_to_logfmt",
+    "route_named",
     "sum_instructions",
     "sum_row",
     "syndrome_name",
@@ -387,6 +388,13 @@ class BufferOptions:
         near_audience: bool,
         bytes_in_flight: int,
     ) -> None: ...
+    @property
+    def fabrics(self) -> list[str]:
+        """
+        Those that reach ranks which are not mapped.
+        """
+    @property
+    def masks_ranks(self) -> bool: ...
 
 class LibfabricProvider:
     @property
@@ -597,6 +605,7 @@ def round_to_logfmt(dst: int, src: int, n: int) -> None:
     Round n bfloat16 values to LogFMT in groups of LOG_GROUP and decode them to fp32.
     """
 
+def route_named(name: str) -> int: ...
 def sum_instructions() -> list[str]:
     """
     Return the instruction sets of this CPU for which sum_row has a version, widest first.

@@ -218,6 +218,7 @@ class CudaDevice:
         self, options: C.BufferOptions, heaps: list[C.Heap], near: list[C.Heap | None], network: C.NetworkOptions
     ) -> C.Runtime:
         """Make a runtime over this device's launcher."""
+        self._options = options
         return C.cuda.make_runtime(options, heaps, near, network, self.context, self._launcher)
 
     def allocate(
@@ -282,7 +283,12 @@ class CudaDevice:
 
         check_driver(C.cuda.driver_version())
         wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
-        static = StaticShape(*shape, bulk_copies=self._copy_piece != 0)
+        static = StaticShape(
+            *shape,
+            bulk_copies=self._copy_piece != 0,
+            fabrics=tuple(self._options.fabrics),
+            masks_ranks=self._options.masks_ranks,
+        )
         # Processes that start together begin with different kernels.
         found = KernelCache().get_all(wanted, static, self.context.architecture, start=os.getpid())
         for name, kernel in zip(missing, found, strict=True):

@@ -30,6 +30,15 @@ fabric::Route route_named(const std::string& name) {
     throw std::invalid_argument("route=\"" + name + "\": expected \"peer\" or the name of a fabric");
 }
 
+std::vector<std::string> fabrics_of(const std::vector<fabric::Route>& routes) {
+    std::vector<std::string> names;
+    const std::vector<Fabric> known = fabrics();
+    for (size_t route = fabric::kMapped + 1; route < known.size(); ++route) {
+        if (std::find(routes.begin(), routes.end(), route) != routes.end()) names.push_back(known[route].name);
+    }
+    return names;
+}
+
 Networks::Networks(NetworkPlace place, const std::vector<fabric::Route>& routes) {
     const std::vector<Fabric> known = fabrics();
     by_route_.resize(known.size());

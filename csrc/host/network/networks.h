@@ -13,6 +13,8 @@ namespace deep_ep::host {
 
 // Returns the route for a name that callers use: "peer" or the name of a fabric. Throws std::invalid_argument.
 fabric::Route route_named(const std::string& name);
+// The names of the fabrics among routes.
+std::vector<std::string> fabrics_of(const std::vector<fabric::Route>& routes);
 
 class Networks {
   public:

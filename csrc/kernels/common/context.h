@@ -60,6 +60,12 @@ struct Context : Environment {
     u32 counted;  // latest generation of this Buffer that is counted in `failures`
 };
 
+// Whether kernels are compiled for Buffers that mask ranks (P17): by default they are.
+#ifndef DEEP_EP_MAY_MASK
+#define DEEP_EP_MAY_MASK 1
+#endif
+constexpr bool kMayMask = DEEP_EP_MAY_MASK != 0;
+
 // Points at which the blocks of a kernel count their arrivals; the last to arrive continues alone.
 enum Arrival : u32 { kCounted, kStored, kSent, kFinished, kArrivals };
 

@@ -141,7 +141,7 @@ class Operation {
     // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
     DEEP_EP_DEVICE bool present(u32 rank) const { return !environment_.mask.has(rank); }
     // Whether this Buffer continues without ranks that do not answer (P17).
-    DEEP_EP_DEVICE bool masks_ranks() const { return environment_.suspects != nullptr; }
+    DEEP_EP_DEVICE bool masks_ranks() const { return kMayMask && environment_.suspects != nullptr; }
     // True for a rank that this Buffer continues without, since a wait for it timed out (P17). This rank's host stores
     // the bit once that rank has been notified. The acquire orders all later stores, which that rank might still read,
     // after its abort word, which it reads last. Threads may see the bit at different times, so nothing that a block

@@ -128,7 +128,7 @@ def source_of(kernel: Kernel, shape: Shape, architecture: str) -> str:
     # The header's own function computes the shared memory of a launch; the cubin carries the result.
     includes = "".join(f'#include "{header}"\n' for header in (*kernel.before, kernel.header))
     return (
-        f"#define DEEP_EP_COPY_PIECE {piece}\n"
+        f"#define DEEP_EP_COPY_PIECE {piece}\n{shape.macros}"
         f"{includes}"
         f'extern "C" __constant__ unsigned int {DYNAMIC_SHARED_SYMBOL} = {kernel.dynamic_shared_for(shape)};\n'
     )

@@ -11,6 +11,10 @@ _WITH_LITTLE_SHARED_MEMORY = range(120, 130)
 """A block has 99 KB there, and 227 KB on the other architectures that have bulk copies."""
 
 
+ANY_FABRIC = ("ibgda", "proxy")
+"""The fabrics by which kernels on GPUs reach ranks that are not mapped."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """The values that kernels are compiled for, and those that their shared memory depends on.
@@ -31,6 +35,10 @@ class Shape:
         Whether rows are copied by bulk copies (TMA) if the architecture has them.
     ranks_per_node
         Ranks per node; None: all ranks are on one node.
+    fabrics
+        How ranks are reached that are not mapped. A kernel has no code for other fabrics.
+    masks_ranks
+        Whether the Buffer may mask ranks. Without it, kernels have no code for that.
     """
 
     ranks: int = 8
@@ -40,6 +48,14 @@ class Shape:
     warps: int = C.cuda.BLOCK_WARPS
     bulk_copies: bool = True
     ranks_per_node: int | None = None
+    fabrics: tuple[str, ...] = ()
+    masks_ranks: bool = False
+
+    @property
+    def macros(self) -> str:
+        """Definitions that precede the headers of a kernel."""
+        routes = sum(1 << C.route_named(fabric) for fabric in self.fabrics)
+        return f"#define DEEP_EP_ROUTES {routes}\n#define DEEP_EP_MAY_MASK {int(self.masks_ranks)}\n"
 
     @property
     def static(self) -> str:

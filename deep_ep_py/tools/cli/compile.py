@@ -24,6 +24,7 @@ from deep_ep_py.device.jit import (
 )
 from deep_ep_py.device.jit.cache import FOLDER_VARIABLE, Compile
 from deep_ep_py.device.jit.options import Architecture
+from deep_ep_py.device.jit.registry import ANY_FABRIC
 from deep_ep_py.device.jit.report import Outcome, as_json, as_table, compile_each
 
 _BY_NAME = {kernel.name: kernel for kernel in (*KERNELS.values(), *GATHERED.values())}
@@ -71,6 +72,14 @@ def _compile(
 )
 @click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULTS.topk, help="Experts per token.")
 @click.option("--experts", type=click.IntRange(1, 2048), default=_DEFAULTS.experts, help="Total number of experts.")
+@click.option(
+    "--fabric",
+    "fabrics",
+    multiple=True,
+    type=click.Choice(ANY_FABRIC),
+    help="How ranks are reached that are not mapped; repeatable. Default: all are mapped.",
+)
+@click.option("--masks-ranks", is_flag=True, show_default=False, help="For Buffers with enable_shrink.")
 @click.option("--fresh", is_flag=True, show_default=False, help="Compile again and bypass the cache.")
 @click.option(
     "--cache",
@@ -87,13 +96,15 @@ def command(
     hidden: int,
     topk: int,
     experts: int,
+    fabrics: tuple[str, ...],
+    masks_ranks: bool,
     fresh: bool,
     folder: Path | None,
     json_file: Path | None,
 ) -> None:
     """Compile GPU kernels with NVRTC and list registers, shared memory and spills. Needs no GPU.
 
-    Compiled kernels are cached: the next call with the same sources, shape and architecture finds them.
+    Compiled kernels are cached: the next call with the same sources, options and architecture finds them.
     """
     if every == bool(kernels):
         raise click.UsageError("expected either --all or --kernel NAME")
@@ -105,7 +116,8 @@ def command(
         raise click.ClickException(str(error)) from None
     # A pipe has no width: use one that fits the table.
     console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
-    shape = Shape(ranks, hidden * _ELEMENT_BYTES, topk, experts)
+    sizes = (ranks, hidden * _ELEMENT_BYTES, topk, experts)
+    shape = Shape(*sizes, fabrics=tuple(sorted(set(fabrics))), masks_ranks=masks_ranks)
     names = list(KERNELS) if every else list(dict.fromkeys(kernels))
     cache = KernelCache(folder)
     compile_ = compile_kernel if fresh else cache.get

@@ -12,7 +12,7 @@ from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.device.device import Compiling
 from deep_ep_py.device.device import Shape as RuntimeShape
 from deep_ep_py.device.jit.ptx import PtxCache
-from deep_ep_py.device.jit.registry import KERNELS, Kernel, Shape, copy_piece
+from deep_ep_py.device.jit.registry import ANY_FABRIC, KERNELS, Kernel, Shape, copy_piece
 from deep_ep_py.device.make import cpu_made_by
 
 Compile = Callable[[Kernel, Shape, str], tuple[str, str]]
@@ -35,13 +35,18 @@ class Images:
     def __init__(self, architecture: str, compile_: Compile | None = None) -> None:
         self.architecture = architecture
         self._compile = compile_ or PtxCache().get
-        self._found: dict[tuple[str, RuntimeShape], tuple[str, Any]] = {}
+        self._found: dict[tuple[str, Shape], tuple[str, Any]] = {}
         self.shapes: dict[str, Shape] = {}
         """For each kernel, the shape that was requested last."""
         self._lock = threading.Lock()  # rank threads release the GIL while they wait for it
 
-    def get(self, name: str, shape: RuntimeShape) -> tuple[str, Any]:
+    def get(self, name: str, shape: RuntimeShape, options: C.BufferOptions | None = None) -> tuple[str, Any]:
         """Return a kernel's symbol, and the module that contains it.
+
+        Parameters
+        ----------
+        options
+            The Buffer whose kernel it is. Default: any.
 
         Raises
         ------
@@ -53,13 +58,17 @@ class Images:
             The PTX has an instruction or directive that the interpreter does not support.
         """
         with self._lock:
-            if (name, shape) not in self._found:
-                ranks, row_bytes, topk = shape if shape != _NO_SHAPE else (1, 16, 1)
-                static = Shape(ranks, row_bytes, topk, bulk_copies=copy_piece(self.architecture) != 0)
+            static = Shape(
+                *(shape if shape != _NO_SHAPE else (1, 16, 1)),
+                bulk_copies=copy_piece(self.architecture) != 0,
+                fabrics=ANY_FABRIC if options is None else tuple(options.fabrics),
+                masks_ranks=options is None or options.masks_ranks,
+            )
+            if (name, static) not in self._found:
                 text, symbol = self._compile(KERNELS[name], static, self.architecture)
                 self.shapes[name] = static
-                self._found[name, shape] = symbol, C.ptx.Image(text)
-            return self._found[name, shape]
+                self._found[name, static] = symbol, C.ptx.Image(text)
+            return self._found[name, static]
 
 
 class PtxDevice(CpuDevice):
@@ -87,12 +96,13 @@ class PtxDevice(CpuDevice):
             key = shape if KERNELS[name].takes_shape else _NO_SHAPE
             if not self._kernels.has(name, key):
                 with compiling():
-                    self._kernels.add(name, key, *self._images.get(name, key))
+                    self._kernels.add(name, key, *self._images.get(name, key, self._options))
 
     def make_runtime(
         self, options: C.BufferOptions, heaps: list[C.Heap], near: list[C.Heap | None], network: C.NetworkOptions
     ) -> C.Runtime:
         """Make a runtime over the executor that interprets the kernels."""
+        self._options = options
         for rank, heap in enumerate(heaps):
             C.ptx.add_heap(heap.base, heap.bytes, rank)
         for rank, part in enumerate(near):
