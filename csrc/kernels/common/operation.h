@@ -153,7 +153,9 @@ class Operation {
         return (device::load_acquire<Scope::kSystem>(word) >> rank % kBits & 1) != 0;
     }
     // Present, and reached by loads and stores.
-    DEEP_EP_DEVICE bool mapped(u32 rank) const { return present(rank) && fabric::mapped(peers(), rank); }
+    DEEP_EP_DEVICE bool mapped(u32 rank) const { return present(rank) && maps(rank); }
+    // The same for a rank that is known to be present.
+    DEEP_EP_DEVICE bool maps(u32 rank) const { return fabric::mapped(peers(), rank); }
 
     // --- places
     // -----------------------------------------------------------------------------------------------------------------
@@ -412,7 +414,7 @@ class Operation {
   private:
     // The block: copies the environment into its shared memory. The host changes it while no kernel of this Buffer
     // runs. Earlier and later kernels, which advance the sequence, are ordered by their launches; this kernel does so
-    // once all of its blocks have got further (end_send()).
+    // once all of its blocks have got further (take_number_once()).
     DEEP_EP_DEVICE static const Environment& copied(const Environment& environment, BlockState& block) {
         const auto* const from = reinterpret_cast<const u64*>(&environment);
         auto* const to = reinterpret_cast<u64*>(&block.environment);
@@ -483,11 +485,11 @@ class Operation {
         ticket_.use = use_;
         ticket_.region = region_;
         ticket_.arguments = arguments_;
-        outcome_.operation = number_;
     }
-    // One thread. Hosts of other ranks load the word and compare it with their own; nothing else must be visible with
-    // it.
+    // One thread, once: for this host's errors, and for hosts of other ranks, which load the word and compare it with
+    // their own; nothing else must be visible with it.
     DEEP_EP_DEVICE void announce(u64* word, wire::Kind kind) {
+        outcome_.operation = number_;
         device::store_relaxed<Scope::kSystem>(word, wire::announcement(number_, kind, arguments_));
     }
 

@@ -224,7 +224,7 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
         const u32 owner = (op.rank() + 1 + i) % ranks;
         if (!op.present(owner)) continue;
-        if (op.mapped(owner)) {
+        if (op.maps(owner)) {
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + args.layout.header(op.rank()));
             if (threadIdx.x == 0 && op.may_send(owner)) write_header(op, place, args.published);
         } else if (!put_results(args, op, shape, owner, kept + puts++ % 2 * device::warps())) {
@@ -245,12 +245,12 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     return true;
 }
 
-DEEP_EP_DEVICE u32 result_word(const Operation& op, u32 from) { return op.mapped(from) ? wire::kData : wire::kChunk; }
+DEEP_EP_DEVICE u32 result_word(const Operation& op, u32 from) { return op.maps(from) ? wire::kData : wire::kChunk; }
 
 // One thread: returns a rank's published results; null if they are in slots. Fails the operation if their place is
 // invalid.
 DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u32 from, u64 offset) {
-    if (offset == wire::kUnpublished || !op.mapped(from)) return nullptr;
+    if (offset == wire::kUnpublished || !op.maps(from)) return nullptr;
     const wire::LowLatencyLayout& layout = args.layout;
     if (layout.rest_bytes != 0) {  // cast results are never published
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), wire::kUnpublished, offset);
@@ -269,7 +269,7 @@ DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u3
 
 // Returns whether a rank's results come directly from that rank.
 DEEP_EP_DEVICE bool sends_itself(const CombineArgs& args, const Operation& op, u32 from) {
-    return op.mapped(from) || args.layout.weighted == 0 || args.layout.same_local_index(from, op.rank());
+    return op.maps(from) || args.layout.weighted == 0 || args.layout.same_local_index(from, op.rank());
 }
 
 // The block: waits until every rank's results have arrived or the rank is masked.
@@ -278,7 +278,7 @@ DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ra
         results[r] = {};
         if (!op.present(r) || !sends_itself(args, op, r)) continue;
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
-        const bool is_forwarded = args.layout.sums_remotely() && args.layout.forwards_rows() && !op.mapped(r);
+        const bool is_forwarded = args.layout.sums_remotely() && args.layout.forwards_rows() && !op.maps(r);
         const bool arrived =
             op.wait_signal(is_forwarded ? Phase::kForwarded : Phase::kResults, result_word(op, r), r, 1);
         if (!(arrived || op.masked(r)) || !op.takes_part(r)) continue;
@@ -325,7 +325,7 @@ DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Re
     const u32 slot =
         *const_cast<const volatile u32*>(args.origins.sum_slots + static_cast<u64>(node) * args.tokens + token);
     const u32 forwarder = layout.forwarder(node, op.rank());
-    if (slot == wire::kNoPosition || op.mapped(forwarder) || results[forwarder].take_part == 0) return nullptr;
+    if (slot == wire::kNoPosition || op.maps(forwarder) || results[forwarder].take_part == 0) return nullptr;
     if (slot < layout.max_tokens) return op.local_region() + layout.sums(node) + u64{slot} * layout.result_bytes;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(forwarder), layout.max_tokens, slot);
     return nullptr;
@@ -347,7 +347,7 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
                                 const u8** rows, float* weights, const Results* results, u32 token, u32 part,
                                 u32 parts) {
     const u32 topk = shape.topk(), row_bytes = shape.row_bytes(), own_node = args.layout.node_of(op.rank());
-    const bool sums = args.layout.sums_remotely();
+    const bool sums = kForwards && args.layout.sums_remotely();
     const PartOfRow mine(row_bytes, part, parts);
     RowList list{rows, weights, topk, 0};
     if (sums) list_sums(args, op, results, token, 0, own_node, list, mine.begin);
@@ -394,7 +394,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) {
         if (results[r].take_part == 0) continue;
         op.consume(result_word(op, r), r, 1);
-        if (publishes && op.mapped(r) && op.wait_signal(Phase::kRead, wire::kRead, r, 1)) op.consume(wire::kRead, r, 1);
+        if (publishes && op.maps(r) && op.wait_signal(Phase::kRead, wire::kRead, r, 1)) op.consume(wire::kRead, r, 1);
     }
     op.finish_warp();
 }
@@ -420,7 +420,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     const u8** const rows = at.rows.in(shared) + own;
     float* const weights = at.weights.in(shared) + own;
     bool forwarded_last = false;
-    if ((args.phases & kForward) != 0) {
+    if (kForwards && (args.phases & kForward) != 0) {
         u32* const before = at.before.in(shared) + device::warp() * args.layout.per_node;
         if (!forward_sums(args, op, shape, before, rows, weights, forwarded_last)) return;
     }

@@ -52,7 +52,7 @@ DEEP_EP_DEVICE ForwardedNode forwarded_node(const CombineArgs& args, Operation& 
     const u64 kept = node * layout.max_results();
     ForwardedNode line{
         node, source, 0, {{args.origins.forwarded_ids + kept}, topk}, args.origins.forwarded_weights + kept};
-    if (!op.present(source) || op.mapped(source)) return line;
+    if (!op.present(source) || op.maps(source)) return line;
     const u32 tokens = *const_cast<const volatile u32*>(args.origins.forwarded_tokens + node);
     if (tokens <= layout.max_tokens) {
         line.tokens = tokens;
@@ -193,7 +193,7 @@ DEEP_EP_DEVICE bool forward_sums(const CombineArgs& args, Operation& op, const S
     last = op.last_block(kStored);
     for (u32 node = device::warp(); last && node < nodes; node += device::warps()) {
         const ForwardedNode line = forwarded_node(args, op, node, shape.topk());
-        if (op.present(line.source) && !op.mapped(line.source)) put_sums(args, op, line);
+        if (op.present(line.source) && !op.maps(line.source)) put_sums(args, op, line);
     }
     return true;  // threads that have failed report it at the block's next barrier
 }

@@ -30,7 +30,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     } else if (!op.enter()) {
         return;
     }
-    if ((args.phases & kForward) != 0) forward_rows(args, op);
+    if (kForwards && (args.phases & kForward) != 0) forward_rows(args, op);
     if ((args.phases & kReceive) != 0) receive_dispatch(args, op, shape, scratch);
 }
 

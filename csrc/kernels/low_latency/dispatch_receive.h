@@ -65,7 +65,7 @@ DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source
 
 // Returns whether this rank sums its node's results for a source, and therefore keeps the routing.
 DEEP_EP_DEVICE bool keeps_routing(const DispatchArgs& args, const Operation& op, u32 source) {
-    return args.layout.weighted != 0 && !op.mapped(source) && args.layout.same_local_index(op.rank(), source);
+    return args.layout.weighted != 0 && !op.maps(source) && args.layout.same_local_index(op.rank(), source);
 }
 
 // The first warp, which has acquired their routings: finds where the rows of sources [from, to) begin, expert by
@@ -262,8 +262,8 @@ DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 sour
     bool here = true;
     if (device::lane() == 0) {
         const u64 begin = timed ? device::now_ns() : 0;
-        here = op.mapped(source) ? op.wait_signal(Phase::kData, wire::kData, source, 1)
-                                 : await_put(args, op, source, part);
+        here =
+            op.maps(source) ? op.wait_signal(Phase::kData, wire::kData, source, 1) : await_put(args, op, source, part);
         if (timed) add_wait(args, source, begin);
     }
     return broadcast(here) != 0;
@@ -296,7 +296,7 @@ struct RowPlacing {
           scratch(scratch),
           copies(copies),
           source(source),
-          mapped(op.mapped(source)),
+          mapped(op.maps(source)),
           rows(fabric::address(
               op.peers(), mapped ? source : receiver_of(args, op, source),
               op.region_offset() + (mapped ? args.layout.own_rows() : args.layout.rows(args.layout.node_of(source))))) {
@@ -472,7 +472,7 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
     for (u32 r = device::lane(); r < shape.ranks(); r += device::kWarpSize) {
         if (scratch.sources[r].takes_part == 0) continue;
         op.consume(wire::kNotify, r, 1);
-        if (op.mapped(r)) {
+        if (op.maps(r)) {
             if (op.wait_signal(Phase::kData, wire::kData, r, 1)) op.consume(wire::kData, r, 1);
             continue;
         }

@@ -38,7 +38,7 @@ struct RoutingPlace {
     DEEP_EP_DEVICE RoutingPlace(const DispatchArgs& args, const Operation& op, u32 to)
         : target(op.region_offset() + args.layout.routing(op.rank())),
           staged(op.region_offset() + args.layout.routing_send(to)),
-          mapped(op.mapped(to)),
+          mapped(op.maps(to)),
           weighs(args.layout.weighted != 0 && !mapped && args.layout.same_local_index(to, op.rank())),
           message(mapped ? fabric::address(op.peers(), to, target) : op.peers().local + staged) {}
 };
@@ -245,10 +245,10 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
          choice += warps * device::kWarpSize) {
         const u32 token = choice / topk, id = given.id(token, choice % topk);
         const bool none = id == wire::kNoExpert || !op.present(rank_of(args, id));
-        const bool in_sum = !none && args.layout.weighted != 0 && !op.mapped(rank_of(args, id));
+        const bool in_sum = !none && args.layout.weighted != 0 && !op.maps(rank_of(args, id));
         if (none || in_sum) args.origins.own_slots[choice] = wire::kNoPosition;
         if (args.layout.weighted != 0) args.origins.own_weights[choice] = args.topk_weights[choice];
-        if (!none && op.mapped(rank_of(args, id))) {
+        if (!none && op.maps(rank_of(args, id))) {
             args.origins.own_slots[choice] =
                 wire::position(rank_of(args, id), token * topk + given.first(token, choice % topk));
         }
@@ -257,7 +257,7 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
         find_sums_of(args, given, node);
     }
     for (u32 from = warp; args.layout.weighted == 0 && from < shape.ranks(); from += warps) {
-        if (op.present(from) && !op.mapped(from)) find_slots_at(args, given, from);
+        if (op.present(from) && !op.maps(from)) find_slots_at(args, given, from);
     }
 }
 
@@ -271,7 +271,7 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
     for (u32 i = blockIdx.x; i < nodes * puts; i += gridDim.x) {
         const u32 node = (args.layout.node_of(op.rank()) + 1 + i / puts) % nodes;
         const u32 to = args.layout.forwarder(node, op.rank());
-        if (op.present(to) && !op.mapped(to) && !put_rows(args, op, shape, node, i % puts)) return false;
+        if (op.present(to) && !op.maps(to) && !put_rows(args, op, shape, node, i % puts)) return false;
     }
     write_rows(args, op, shape);
     if (!op.sync_block()) return false;  // the block's stores come before its share of each signal

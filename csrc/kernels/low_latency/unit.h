@@ -15,6 +15,7 @@ namespace deep_ep::low_latency {
 // node, or summing for a rank of another node, is a part of its own because it waits for other ranks, which sending
 // does not.
 enum Phases : u32 { kSend = 1, kForward = 2, kReceive = 4 };
+constexpr bool kForwards = fabric::kRoutes != 0;  // only what has come through a network is forwarded
 
 // The experts that a rank's tokens choose. `Ids` maps an index into [tokens][top-k] to the expert id, or to kNoExpert.
 template <class Ids>
@@ -85,7 +86,7 @@ class TokenIds {
 // The block: gives up if ranks are left out while the layout forwards rows, since one of these ranks may be needed as a
 // forwarder: the call's graph was captured before they were left out (P17).
 DEEP_EP_DEVICE bool lacks_forwarders(Operation& op, const wire::LowLatencyLayout& layout) {
-    if (!layout.forwards_rows()) return false;
+    if (!kForwards || !layout.forwards_rows()) return false;
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
         const u64 bits = op.environment().mask.words[word];
         if (bits == 0) continue;

@@ -1,7 +1,6 @@
-// notify: the first kernel of an operation, which takes its number. In a dispatch that is not cached, it also finds
-// each token's row at each destination and exchanges counts, so that every rank knows where every source's rows begin
-// in every receiver. If a dispatch is begun now and finished later, `counts` performs the receiving half of that
-// exchange.
+// notify: the first kernel of a dispatch that is not cached. It takes the operation's number, finds each token's row at
+// each destination and exchanges counts, so that every rank knows where every source's rows begin in every receiver. If
+// a dispatch is begun now and finished later, `counts` performs the receiving half of that exchange.
 #pragma once
 
 #include "kernels/common/kernel.h"
