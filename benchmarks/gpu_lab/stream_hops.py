@@ -1,9 +1,8 @@
-"""What a call costs besides its kernels: the waits between the caller's stream and the library's, and the event that
-follows each launch. The kernel is empty.
-"""
+"""What a call costs besides its kernels, by the streams that it uses. The kernel is empty."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from deep_ep_py.device.cuda import CudaDevice
 BOUNDARY = (
     "Microseconds from one call to the next, of 20 calls that each rank has queued behind a gate: from its opening to "
     "the end on the last rank, by events; the median of 9. A call is the launch of an empty kernel of 16 blocks of 512 "
-    "threads on the stream of the library. With hops, that stream first waits for the caller's, which then waits for "
-    "it, as around every call of a Buffer. With an event, the library launches, which records one after each launch; "
-    "without, the driver is called directly. The host's work is outside."
+    "threads: by the driver alone; by the library on the caller's stream, as for low-latency calls; on two streams of "
+    "the caller by turns, with an event behind each launch; on the library's stream, which first waits for the "
+    "caller's, which then waits for it, as for calls of normal mode. The host's work is outside."
 )
 RANKS = (1, 8)
 CALLS, TIMES = 20, 9
@@ -28,43 +27,56 @@ _BLOCKS = 16
 
 
 class Rank:
-    """A rank's device, as a Buffer makes it, and its caller's stream."""
+    """A rank's device, as a Buffer makes it, and two streams of its caller, which no other rank uses."""
 
     def __init__(self, ranks: int) -> None:
         self.device = CudaDevice(probe.gpu(), sharers=ranks)
-        self.caller, launcher = torch.cuda.Stream(), self.device._launcher
+        self.device._ranks_are_threads = False
+        self.callers, self._launcher = [torch.cuda.Stream() for _ in range(2)], self.device._launcher
         code = probe.compiled("empty.cu", "gpu_lab::empty", self.device.context)
-        launcher.load("empty", probe.NO_SHAPE, code.cubin, code.symbol)
+        self._launcher.load("empty", probe.NO_SHAPE, code.cubin, code.symbol)
         self._bare = probe.BareKernel(self.device.context, code)
-        self._launcher = launcher
 
-    def launch(self, event: bool) -> None:
-        """Launch the kernel on the library's stream."""
-        warps = self.device.warps
-        if event:
-            self._launcher.launch("empty", probe.NO_SHAPE, _BLOCKS, warps, 0, probe.words(0))
-        else:
-            threads, cooperative = warps * probe.WARP_THREADS, choices.chosen(choices.LAUNCH) == "cooperative"
-            self._bare.launch(self._launcher.stream, _BLOCKS, threads, probe.words(0), cooperative=cooperative)
+    def driver_alone(self, call: int) -> None:
+        """Launch without the library."""
+        del call
+        threads, cooperative = self.device.warps * probe.WARP_THREADS, choices.chosen(choices.LAUNCH) == "cooperative"
+        self._bare.launch(self.callers[0].cuda_stream, _BLOCKS, threads, probe.words(0), cooperative=cooperative)
 
-    def call(self, hops: bool, event: bool) -> None:
-        """Queue a call, as `Buffer`'s calls do."""
-        with torch.cuda.stream(self.caller):
-            if hops:
-                self.device.order_after_caller(None, False)
-            self.launch(event)
-            if hops:
-                self.device.order_caller_after([], False, False)
+    def callers_stream(self, call: int, streams: int = 1) -> None:
+        """Launch on the caller's stream."""
+        with torch.cuda.stream(self.callers[call % streams]):
+            self.device.launch_on_callers_stream()
+            self._launch()
+            self.device.order_caller_after([], False, False)
+
+    def two_streams(self, call: int) -> None:
+        """Launch on the caller's streams by turns."""
+        self.callers_stream(call, 2)
+
+    def own_stream(self, call: int) -> None:
+        """Launch on the library's stream."""
+        del call
+        with torch.cuda.stream(self.callers[0]):
+            self.device.order_after_caller(None, False)
+            self._launch()
+            self.device.order_caller_after([], False, False)
+
+    def _launch(self) -> None:
+        self._launcher.launch("empty", probe.NO_SHAPE, _BLOCKS, self.device.warps, 0, probe.words(0))
 
 
-def measure(gate: probe.Gate, ranks: list[Rank], hops: bool, event: bool) -> float:
+CALLS_BY = (Rank.driver_alone, Rank.callers_stream, Rank.own_stream, Rank.two_streams)  # the last one changes the rest
+
+
+def measure(gate: probe.Gate, ranks: list[Rank], call_by: Callable[[Rank, int], None]) -> float:
     """Return the microseconds of a call."""
-    streams: list[Any] = [rank.caller if hops else rank.device.comm_stream for rank in ranks]
+    streams: list[Any] = [stream for rank in ranks for stream in rank.callers]
 
     def queue() -> None:
-        for _ in range(CALLS):
+        for call in range(CALLS):
             for rank in ranks:
-                rank.call(hops, event)
+                call_by(rank, call)
 
     return probe.median_of(TIMES, lambda: gate.time(streams, queue)) * 1e3 / CALLS
 
@@ -76,10 +88,8 @@ def main(json_file: Path | None) -> None:
     gate, rows = probe.Gate(), []
     for count in RANKS:
         ranks = [Rank(count) for _ in range(count)]
-        for hops in (False, True):
-            found = [measure(gate, ranks, hops, event) for event in (False, True)]
-            rows.append([count, "with hops" if hops else "launch alone", *found])
-    columns = ["ranks", "call", "us without an event", "us with an event"]
+        rows.append([count, *(measure(gate, ranks, call_by) for call_by in CALLS_BY)])
+    columns = ["ranks", *(call_by.__name__.replace("_", " ") for call_by in CALLS_BY)]
     probe.write_figures(json_file, BOUNDARY, [probe.table("Calls with an empty kernel, us each", columns, rows)])
 
 

@@ -222,7 +222,7 @@ void bind_cuda(py::module_& module) {
              py::arg("shared_bytes"), py::arg("args"))
         .def_property_readonly(
             "stream", [](const StreamLauncher& launcher) { return reinterpret_cast<uint64_t>(launcher.stream()); },
-            "The stream that kernels run on, as an integer.")
+            "The launcher's own stream, as an integer.")
         .def("keep_stream", &StreamLauncher::keep_stream, NoGil(),
              "From now on the stream outlives the launcher, since tensors that were used on it may.")
         .def("finished", &StreamLauncher::finished, py::arg("serial"), NoGil())
@@ -231,7 +231,7 @@ void bind_cuda(py::module_& module) {
             [](StreamLauncher& launcher, uint64_t serial) {
                 launcher.wait([&] { return launcher.finished(serial); }, "kernel");
             },
-            py::arg("serial"), NoGil(), "Wait until this launch has ended.");
+            py::arg("serial"), NoGil(), "Wait until nothing runs on the launcher's own stream.");
     py::class_<CudaLauncher, StreamLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
         .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, uint32_t copy_piece,
                          bool cooperative) {
@@ -252,14 +252,15 @@ void bind_cuda(py::module_& module) {
             py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"))
         .def(
             "launch_on",
-            [](CudaLauncher& launcher, std::optional<uint64_t> stream) {
-                launcher.launch_on(stream ? std::optional(reinterpret_cast<host::cuda::Stream>(*stream))
-                                          : std::nullopt);
+            [](CudaLauncher& launcher, std::optional<uint64_t> stream, bool ends) {
+                std::optional<host::cuda::Stream> handle;
+                if (stream) handle = reinterpret_cast<host::cuda::Stream>(*stream);
+                launcher.launch_on(handle, ends);
             },
-            py::arg("stream"),
+            py::arg("stream"), py::arg("ends") = false,
             "Select the stream of the launches that follow; None: the launcher's own. Kernels run in the order of "
             "their "
-            "launches, also on different streams.")
+            "launches, also on different streams. `ends`: the stream may be destroyed before the next launch.")
         .def("time_launches", &CudaLauncher::time_launches, py::arg("timed"), NoGil(),
              "From now on, record an event right before and right after every launch, or no longer.")
         .def(

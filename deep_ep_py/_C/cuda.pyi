@@ -125,21 +125,21 @@ class StreamLauncher:
     def loaded(self, name: str, shape: tuple[int, int, int]) -> bool: ...
     def wait(self, serial: int) -> None:
         """
-        Wait until this launch has ended.
+        Wait until nothing runs on the launcher's own stream.
         """
     @property
     def stream(self) -> int:
         """
-        The stream that kernels run on, as an integer.
+        The launcher's own stream, as an integer.
         """
 
 class Launcher(StreamLauncher):
     def __init__(
         self, context: Context, sharers: int = 1, warps: int = 16, copy_piece: int = 0, cooperative: bool = True
     ) -> None: ...
-    def launch_on(self, stream: int | None) -> None:
+    def launch_on(self, stream: int | None, ends: bool = False) -> None:
         """
-        Select the stream of the launches that follow; None: the launcher's own. Kernels run in the order of their launches, also on different streams.
+        Select the stream of the launches that follow; None: the launcher's own. Kernels run in the order of their launches, also on different streams. `ends`: the stream may be destroyed before the next launch.
         """
     def max_blocks(self, name: str, shape: tuple[int, int, int], warps: int, shared_bytes: int) -> int: ...
     def share(self, sharers: int) -> None:

@@ -1,4 +1,4 @@
-"""A GPU as a device: kernels run on a stream of their own, ordered with the caller's by events as in DeepEP."""
+"""A GPU as a device: kernels run on the caller's stream, or on one of their own that is ordered with it by events."""
 
 from __future__ import annotations
 
@@ -329,7 +329,12 @@ class CudaDevice:
 
     def _launch_on(self, callers: torch.cuda.Stream | None) -> None:
         self._callers_stream = callers
-        self._launcher.launch_on(None if callers is None else callers.cuda_stream)
+        if callers is None:
+            self._launcher.launch_on(None)
+        else:
+            # torch never destroys its own streams, whose identifiers are odd, except the default one's.
+            ends = callers.stream_id % 2 == 0 and callers.stream_id != 0
+            self._launcher.launch_on(callers.cuda_stream, ends)
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         """Make the communication stream wait."""

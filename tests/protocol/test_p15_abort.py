@@ -230,3 +230,25 @@ def test_another_kind_of_operation(fabric: str) -> None:
 
     for errors in collect(4, on_each_rank):
         assert any("combine" in str(error) and "dispatch" in str(error) for error in errors), errors
+
+
+def test_other_buffers_go_on_beside_one_that_was_broken_off() -> None:
+    """Other Buffers of a rank, whether they exist, are made or recover afterwards, ask whether its kernels have left."""
+
+    def on_each_rank(group: Any) -> None:
+        first, other = (make_buffer(group, TRIAL.case, "peer") for _ in range(2))
+        rank = first.rank
+        given = dispatch_arguments(TRIAL.work, rank)
+        first.dispatch(**given)
+        barrier(group)
+        first.abort()
+        for buffer in (other, make_buffer(group, TRIAL.case, "peer")):
+            buffer.check()
+            TRIAL.check_dispatch(rank, buffer.dispatch(**given))
+            barrier(group)
+        other.abort()
+        for buffer in (other, first):
+            buffer.recover()
+            TRIAL.check_dispatch(rank, buffer.dispatch(**given))
+
+    run_ranks(TRIAL.case.ranks, on_each_rank)

@@ -155,6 +155,7 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(event_create, cuEventCreate, Event*, unsigned)                                                                  \
     X(event_destroy, cuEventDestroy_v2, Event)                                                                        \
     X(event_record, cuEventRecord, Event, Stream)                                                                     \
+    X(event_synchronize, cuEventSynchronize, Event)                                                                   \
     X(event_elapsed, cuEventElapsedTime, float*, Event, Event)                                                        \
     X(stream_synchronize, cuStreamSynchronize, Stream)                                                                \
     X(stream_is_capturing, cuStreamIsCapturing, Stream, int*)                                                         \

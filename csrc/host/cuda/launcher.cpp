@@ -171,26 +171,21 @@ unsigned long long CudaLauncher::capture_of(cuda::Stream stream) {
 }
 
 void CudaLauncher::order_behind(Latest& latest, cuda::Stream stream) {
-    if (!latest.stream || *latest.stream == stream) return;
+    if (!latest.stream || (*latest.stream == stream && !latest.ends)) return;
     const Driver& driver = Driver::get();
     if (!latest.recorded) {
-        // Later than the launch, so that the wait covers what the caller has queued there since. Only the first change
-        // of streams comes here.
+        // Later than the launch, so that the wait covers what the caller has queued there since. Usually only the first
+        // change of streams comes here.
         if (latest.capture == 0 && capture_of(*latest.stream) != 0) {
             throw CudaError(
                 "the stream of the last call is being captured into a graph, so that a call on another "
                 "stream cannot be ordered after it: end the capture first");
         }
-        record_behind(latest, *latest.stream);
+        driver.check(driver.event_record(latest.behind, *latest.stream), "recording the end of a launch");
+        latest.recorded = true;
     }
     several_streams_ = several_streams_ || latest.capture == 0;
     driver.check(driver.stream_wait_event(stream, latest.behind, 0), "ordering a launch after the last one");
-}
-
-void CudaLauncher::record_behind(Latest& latest, cuda::Stream stream) {
-    const Driver& driver = Driver::get();
-    driver.check(driver.event_record(latest.behind, stream), "recording the end of a launch");
-    latest.recorded = true;
 }
 
 uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
@@ -222,24 +217,24 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     order_behind(latest, stream);
     const bool timed = timing_ && capture == 0;
     if (timed) {
-        timed_.push_back({name, nullptr, nullptr});
-        record_timed(&Timed::begin);
+        timed_.push_back({name, take_timed_event(), take_timed_event()});
+        driver.check(driver.event_record(timed_.back().begin, stream), "recording when " + name + " runs");
     }
     const cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
     if (result != cuda::kSuccess) {
         forget_timed();
         driver.check(result, (capture == 0 ? "launching " : "capturing ") + what());
     }
-    if (timed) record_timed(&Timed::end);
+    // The kernel runs from now on, so nothing may keep the caller from counting it. If the event behind it fails,
+    // order_behind() records it again.
+    if (timed && driver.event_record(timed_.back().end, stream) != cuda::kSuccess) forget_timed();
     latest.stream = stream;
     latest.capture = capture;
-    latest.recorded = false;
-    if (capture != 0) {
-        record_behind(latest, stream);  // no node of the graph: it only marks the place
-        return 0;
-    }
-    if (several_streams_) record_behind(latest, stream);
-    return ++latest_;
+    // In a graph this is no node: it only marks the place.
+    latest.recorded =
+        (capture != 0 || several_streams_ || ends_) && driver.event_record(latest.behind, stream) == cuda::kSuccess;
+    latest.ends = ends_;
+    return capture != 0 ? 0 : ++latest_;
 }
 
 void CudaLauncher::time_launches(bool timed) {
@@ -255,19 +250,19 @@ void CudaLauncher::make_timed_event(const Driver& driver) {
     spare_timed_.push_back(event);
 }
 
-void CudaLauncher::record_timed(cuda::Event Timed::* edge) {
-    const Driver& driver = Driver::get();
-    if (spare_timed_.empty()) make_timed_event(driver);
-    cuda::Event& event = timed_.back().*edge;
-    event = spare_timed_.back();
+cuda::Event CudaLauncher::take_timed_event() {
+    if (spare_timed_.empty()) make_timed_event(Driver::get());
+    const cuda::Event event = spare_timed_.back();
     spare_timed_.pop_back();
-    driver.check(driver.event_record(event, next_stream()), "recording when " + timed_.back().kernel + " runs");
+    return event;
 }
 
 std::vector<CudaLauncher::LaunchTime> CudaLauncher::take_launch_times() {
     const Driver& driver = Driver::get();
     const Current current(*context_);
-    driver.check(driver.stream_synchronize(stream()), "waiting for the launches that are timed");
+    if (!timed_.empty()) {
+        driver.check(driver.event_synchronize(timed_.back().end), "waiting for the launches that are timed");
+    }
     std::vector<LaunchTime> times;
     for (const Timed& timed : timed_) {
         float begin = 0, end = 0;

@@ -62,8 +62,12 @@ class CudaLauncher final : public StreamLauncher {
     GraphGone watch_graph() override;
     // The stream of the launches that follow; none: the own one, as at first. Kernels run in the order of their
     // launches on whichever streams (P1): until a second stream is used, that stream keeps the order; from then on, an
-    // event behind each launch does. The stream of a launch must exist until the next launch.
-    void launch_on(std::optional<cuda::Stream> stream) { next_ = stream; }
+    // event behind each launch does. `ends`: the stream may be destroyed before the next launch, and its handle given
+    // to another.
+    void launch_on(std::optional<cuda::Stream> stream, bool ends) {
+        next_ = stream;
+        ends_ = ends;
+    }
     cuda::Stream stream() const override { return stream_->get(); }  // the own one
     void keep_stream() override { stream_->keep(); }
     unsigned warps() const override { return warps_; }
@@ -88,6 +92,7 @@ class CudaLauncher final : public StreamLauncher {
     struct Latest {
         std::optional<cuda::Stream> stream;
         bool recorded = false;           // the event is behind the launch
+        bool ends = false;               // by now the handle may stand for another stream
         unsigned long long capture = 0;  // of the graph that it is part of; 0: none
         cuda::Event behind = nullptr;
     };
@@ -113,9 +118,8 @@ class CudaLauncher final : public StreamLauncher {
     // Returns the number of the capture that `stream` is part of; 0: none.
     static unsigned long long capture_of(cuda::Stream stream);
     void order_behind(Latest& latest, cuda::Stream stream);
-    void record_behind(Latest& latest, cuda::Stream stream);
     void make_timed_event(const cuda::Driver& driver);
-    void record_timed(cuda::Event Timed::* edge);
+    cuda::Event take_timed_event();
     void forget_timed();  // keeps their events for later
 
     const std::shared_ptr<const cuda::PrimaryContext> context_;
@@ -128,6 +132,7 @@ class CudaLauncher final : public StreamLauncher {
     std::map<Key, Kernel> kernels_;
     uint64_t latest_ = 0;
     std::optional<cuda::Stream> next_;  // launch_on(); none: the own stream
+    bool ends_ = false;                 // launch_on()
     Latest launched_;                   // of the launches that no graph captures
     Latest captured_;                   // of those that do go into graphs
     bool several_streams_ = false;      // launches have gone to more than one stream

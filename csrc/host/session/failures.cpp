@@ -87,7 +87,6 @@ bool Runtime::mask(int rank) {
 }
 
 void Runtime::note_told() {
-    if (!told_) told_to_leave_ = all_ended();
     told_ = true;
     failures_->note_told();
 }
@@ -99,7 +98,7 @@ bool Runtime::untold() const {
 
 std::function<bool(uint64_t)> Runtime::leaving() const {
     if (!told_) return nullptr;
-    return [launcher = launcher_, left = told_to_leave_, in_graphs = in_graphs_.load()](uint64_t nanoseconds) {
+    return [launcher = launcher_, left = all_ended(), in_graphs = in_graphs_.load()](uint64_t nanoseconds) {
         if (nanoseconds == 0) return left() && !in_graphs;
         if (!left() && !launcher->wait_for(left, "kernels of a Buffer", nanoseconds)) return false;
         return !in_graphs || launcher->wait_for_device(nanoseconds);  // the launcher does not track replays

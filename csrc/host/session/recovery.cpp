@@ -111,7 +111,10 @@ void Runtime::clear_words(uint32_t generation) {
     }
     *farewell_ = {};
     // Calls in graphs stay, since they will run again: the records that they leave belong to their own generation only.
-    std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });
+    {
+        const std::lock_guard<std::mutex> guard(calls_->mutex);
+        std::erase_if(calls_->in_use, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });
+    }
     // A peer may have failed before it mapped memory that this rank took for mapped, so the memory is announced again
     // (P10).
     arena_->share_first_only();
@@ -127,7 +130,7 @@ void Runtime::publish(uint32_t generation, const wire::RankMask& mask) {
     write_context(Sequence{generation_, 0, 0}.word());
     memory_->store_words({host_word(context_->sequence)}, Sequence{generation, 0, 0}.word());
     generation_ = generation;
-    for (const auto& call : calls_) call->generation = generation;
+    for (const auto& call : calls_->in_use) call->generation = generation;
     teller_ = teller();
     set_warden(new_warden());
 }

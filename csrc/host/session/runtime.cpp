@@ -170,7 +170,10 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     call->words = std::move(spare_.back().words);
     call->heap_bytes = std::move(spare_.back().heap_bytes);
     spare_.pop_back();
-    calls_.push_back(call);
+    {
+        const std::lock_guard<std::mutex> guard(calls_->mutex);
+        calls_->in_use.push_back(call);
+    }
     arena_->next_operation();
     return call;
 }
@@ -224,8 +227,10 @@ bool Runtime::ended(const Launcher& launcher, const Call& call) {
 
 std::function<bool()> Runtime::all_ended() const {
     return [launcher = launcher_, latest = latest_.load(), calls = calls_] {
+        if (latest != 0 && !launcher->finished(latest)) return false;
+        const std::lock_guard<std::mutex> guard(calls->mutex);
         const auto one_ended = [&](const std::shared_ptr<Call>& call) { return ended(*launcher, *call); };
-        return (latest == 0 || launcher->finished(latest)) && std::all_of(calls.begin(), calls.end(), one_ended);
+        return std::all_of(calls->in_use.begin(), calls->in_use.end(), one_ended);
     };
 }
 
@@ -275,7 +280,10 @@ void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) 
 }
 
 void Runtime::retire(const std::shared_ptr<Call>& call) {
-    calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end());
+    {
+        const std::lock_guard<std::mutex> guard(calls_->mutex);
+        std::erase(calls_->in_use, call);
+    }
     // The memory goes to the next call, so the outcome is copied for those who still hold this one.
     auto outcome = std::make_shared<wire::Outcome>(*call->outcome);
     call->outcome.swap(outcome);

@@ -248,8 +248,7 @@ class Runtime final : private FailureCount::Member {
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     static bool ended(const Launcher& launcher, const Call& call);
-    // Tells whether all kernels that have been launched so far have ended. It may be called when this object no longer
-    // exists, but not while the calls are recycled.
+    // Tells whether all kernels launched here have ended; for any thread, also when this object no longer exists.
     std::function<bool()> all_ended() const;
     bool compare_with_peers(Call& call);
     // The lost peer found by the previous check of a wait.
@@ -304,7 +303,12 @@ class Runtime final : private FailureCount::Member {
     wire::RankMask mask_{};         // Context::mask
     // Kept until retired. A failed call is kept forever, since agents may still hold its addresses; likewise a call in
     // a graph.
-    std::vector<std::shared_ptr<Call>> calls_;
+    // Those whose records are in use. Other threads may ask whether they have ended.
+    struct Calls {
+        std::mutex mutex;
+        std::vector<std::shared_ptr<Call>> in_use;
+    };
+    const std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();
     struct Spare {
         std::shared_ptr<Ticket> ticket;
         std::shared_ptr<wire::Outcome> outcome;
@@ -313,9 +317,8 @@ class Runtime final : private FailureCount::Member {
     };
     std::vector<Spare> spare_;  // from retired calls, or new
     std::function<void(const Call&, int)> tell_;
-    std::atomic<bool> told_{false};        // the caller has been notified that this generation has failed
-    std::function<bool()> told_to_leave_;  // all_ended() at that time; publish() ends any use of an earlier one
-    uint64_t forgiven_ = 0;                // FailureCount::told() when this Buffer last left failures behind
+    std::atomic<bool> told_{false};  // the caller has been notified that this generation has failed
+    uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
     Lifelines lifelines_;
     const MakeWarden make_warden_;
     const MakeNetworks make_networks_;

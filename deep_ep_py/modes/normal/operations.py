@@ -309,6 +309,7 @@ class PendingDispatch(_Pending):
     def _count(self) -> int:
         """Return the number of rows of the outputs, once it is known."""
         if self.given.finish_later:
+            self.engine.device.order_after_caller(None, on_comm_stream=True)  # calls made since may have left it
             C.normal.counts(self.call)
         if self.record is not None:
             return self.record.rows

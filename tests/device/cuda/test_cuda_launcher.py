@@ -114,9 +114,9 @@ for _ in range(2):
     streams.append(made.value)
 launcher = make()
 
-def launch(*order):
+def launch(*order, ends=False):
     for stream in order:
-        launcher.launch_on(None if stream is None else streams[stream])
+        launcher.launch_on(None if stream is None else streams[stream], ends)
         launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
 
 """
@@ -140,6 +140,18 @@ def test_launches_on_several_streams_run_in_their_order(double: Path, tmp_path: 
     _, log = run_logged(double, tmp_path, STREAMS + "launch(1, 1, 2, 2, None, 0)")
     first, then = ["launch", "launch"], ["wait", "launch", "record"]
     assert in_order(log) == [*first, "record", *then, "launch", "record", *then, *then]
+
+
+def test_a_stream_that_may_end(double: Path, tmp_path: Path) -> None:
+    """It need not exist at the next launch, and its handle may then be another stream's."""
+    program = """
+launch(1, 1, ends=True)
+with cuda.Context(0).current():
+    assert driver.cuStreamDestroy_v2(ctypes.c_void_p(streams[1])) == 0
+launch(2)
+"""
+    _, log = run_logged(double, tmp_path, STREAMS + program)
+    assert in_order(log) == ["launch", "record", "wait", "launch", "record", "wait", "launch", "record"]
 
 
 def test_a_graph_orders_its_own_launches(double: Path, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ pytestmark = pytest.mark.once
 
 
 class FakeStream:
-    """A stream; `seen` is all work that has ended when the work queued next begins."""
+    """A stream; `seen` is all work that has ended when the work queued next begins. `stream_id` is torch's."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream_id: int = 3) -> None:
         self.seen: set[str] = set()
+        self.stream_id = stream_id
 
     def work(self, name: str) -> None:
         self.seen.add(name)
@@ -62,8 +63,8 @@ class FakeLauncher:
         self.keeps_stream = False
         self.stream: int | None = None  # that launches go to; None: its own
 
-    def launch_on(self, stream: int | None) -> None:
-        self.stream = stream
+    def launch_on(self, stream: int | None, ends: bool = False) -> None:
+        self.stream, self.ends = stream, ends
 
     def keep_stream(self) -> None:
         self.keeps_stream = True
@@ -160,6 +161,14 @@ def test_the_next_kernels_may_go_to_the_communication_stream(device: Any, curren
     device.comm_stream.work("normal")
     device.order_caller_after([], async_finish=False, on_comm_stream=False)
     assert current.seen == {"low latency", "normal"}
+
+
+@pytest.mark.parametrize(("stream_id", "ends"), [(0, False), (35, False), (0x7F00, True)])
+def test_streams_of_others_may_end(device: Any, monkeypatch: pytest.MonkeyPatch, stream_id: int, ends: bool) -> None:
+    """torch keeps the default stream and those of its pool; the identifier of any other is its handle."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: FakeStream(stream_id))
+    device.launch_on_callers_stream()
+    assert device._launcher.ends == ends
 
 
 def test_ranks_that_are_threads_keep_off_their_callers_stream(device: Any, current: FakeStream) -> None:

@@ -290,6 +290,14 @@ Result cuEventRecord(Event event, Stream stream) {
     if (const auto timed = recorded_at.find(event); timed != recorded_at.end()) timed->second = Clock::now();
     return kSuccess;
 }
+Result cuEventSynchronize(Event event) {
+    BEGIN(enter_outside_capture("cuEventSynchronize"));
+    if (!alive.count(event)) return kInvalidHandle;
+    const uint64_t launch = event_launches[event];
+    lock.unlock();  // kernels take time
+    while (!driver_double::ended(launch)) continue;
+    return kSuccess;
+}
 // The time between the calls that recorded the two: kernels take time only while they are waited for.
 Result cuEventElapsedTime(float* milliseconds, Event begin, Event end) {
     BEGIN(enter_outside_capture("cuEventElapsedTime"));

@@ -33,7 +33,7 @@ class Stream:
 
     def __init__(self, handle: int, device: Any = None) -> None:
         del device
-        self.cuda_stream = handle
+        self.cuda_stream, self.stream_id = handle, 0
 
     def wait_event(self, event: Any) -> None:
         by_torch["waits"] += 1
