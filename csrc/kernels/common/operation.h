@@ -506,7 +506,10 @@ class Operation {
     }
     // True for ranks that give regions back to each other with this one (P4).
     DEEP_EP_DEVICE bool hears(u32 other) const {
-        return present(other) && environment_.audience.joins(rank(), other, environment_.mask);
+        return present(other) && (environment_.audience.per_node == 0 || joins(other));
+    }
+    DEEP_EP_DEVICE_CALL bool joins(u32 other) const {
+        return environment_.audience.joins(rank(), other, environment_.mask);
     }
     // A rank number read from memory, or -1 if it is not a valid one.
     DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }

@@ -15,10 +15,6 @@ DEEP_EP_DEVICE const u8* routing_of(const DispatchArgs& args, const Operation& o
 DEEP_EP_DEVICE Routed routed_of(const DispatchArgs& args, const Operation& op, u32 source, u32 topk) {
     return {{reinterpret_cast<const wire::RoutedId*>(routing_of(args, op, source) + args.layout.ids_offset())}, topk};
 }
-// The number of rows that a routing announces for an expert.
-DEEP_EP_DEVICE u32 routed_rows(const DispatchArgs& args, const Operation& op, u32 source, u32 expert) {
-    return reinterpret_cast<const volatile u32*>(routing_of(args, op, source) + sizeof(wire::RoutingHeader))[expert];
-}
 
 // One thread: takes the routing of a source that has arrived or is masked.
 DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 source) {
@@ -74,6 +70,8 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
                                 u32 from, u32 to) {
     constexpr u32 kBatch = 8;  // counts that are loaded before the first one is used
     const u32 experts = args.layout.experts_per_rank;
+    const u8* const announced = routing_of(args, op, 0) + sizeof(wire::RoutingHeader);
+    const u64 stride = args.layout.routing(1);
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
         u32 end = from == 0 ? 0 : scratch.ends[e];
         for (u32 first = from; first < to; first += kBatch) {
@@ -81,7 +79,8 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
 #pragma unroll
             for (u32 i = 0; i < kBatch; ++i) {
                 const bool takes_part = first + i < to && scratch.sources[first + i].takes_part != 0;
-                counts[i] = takes_part ? routed_rows(args, op, first + i, e) : 0;
+                const u8* const place = announced + (first + i) * stride + e * sizeof(u32);
+                counts[i] = takes_part ? *reinterpret_cast<const volatile u32*>(place) : 0;
             }
 #pragma unroll
             for (u32 i = 0; i < kBatch; ++i) {

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,21 @@ pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache with the kernels of the worker. NVRTC looks for the driver and must not find the stand-in."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Path]:
+    """Return what fills a cache with the kernels of the worker. NVRTC looks for the driver and must not find the
+    stand-in."""
     try:
         require_nvrtc()
     except NvrtcUnavailableError as error:
         pytest.skip(str(error))
     cache = KernelCache(tmp_path_factory.mktemp("kernels"))
-    for shape, names in KERNELS_OF.items():
-        cache.get_all([KERNELS[name] for name in names], Shape(*shape), "sm_90a")
-    return cache.folder
+
+    def fill(fabrics: tuple[str, ...]) -> Path:
+        for shape, names in KERNELS_OF.items():
+            cache.get_all([KERNELS[name] for name in names], Shape(*shape, fabrics=fabrics), "sm_90a")
+        return cache.folder
+
+    return fill
 
 
 # Between processes the proxy uses libfabric.
@@ -68,7 +74,7 @@ def test_low_latency_layers(
 @pytest.mark.thorough
 def test_round_trip(
     double: Path,
-    compiled: Path,
+    compiled: Callable[[tuple[str, ...]], Path],
     workers: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -77,7 +83,8 @@ def test_round_trip(
     """Layout, dispatch, cached dispatch and combine of 4 processes against the oracle, with kernel code found by shape
     and heaps allocated by the driver."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
-    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
+    on_host = path in ("ibgda", "proxy")
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled((path,) if on_host else ())))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     before = shared_memory()
     done = forked(workers / "round_trip.py", RANKS, "--pretend-gpu", f"--path={path}")
@@ -86,7 +93,6 @@ def test_round_trip(
     calls = (tmp_path / "log").read_text()
     # Each rank maps a little of its peers' memory, then their heaps; heaps that a NIC or a proxy reaches are in host
     # memory.
-    on_host = path in ("ibgda", "proxy")
     assert calls.count("cuMemImportFromShareableHandle") == 4 * 3 * (1 if on_host else 2)
     assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if on_host else 0)
     # Launches of a turn with 5 blocks: dispatch and combine, twice each, but not notify, which uses one warp per rank.
