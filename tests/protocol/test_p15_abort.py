@@ -233,7 +233,7 @@ def test_another_kind_of_operation(fabric: str) -> None:
 
 
 def test_other_buffers_go_on_beside_one_that_was_broken_off() -> None:
-    """Other Buffers of a rank, whether they exist, are made or recover afterwards, ask whether its kernels have left."""
+    """The other Buffers of a rank ask whether its kernels have left: when they are made, used, or recover."""
 
     def on_each_rank(group: Any) -> None:
         first, other = (make_buffer(group, TRIAL.case, "peer") for _ in range(2))
