@@ -236,6 +236,7 @@ def _probes() -> Iterator[Experiment]:
         ("stream_hops", "What does a call cost on the caller's stream, on two of them, and on the library's?", 10),
         ("abort_word", "How many stores and exchanges of a host are lost to a GPU's on the same word?", 10),
         ("memory", "How fast are a fill, a copy, and a kernel that writes 5.3 bytes for each that it reads?", 10),
+        ("ring", "How fast do 1 to 48 blocks copy with 1 to 4 loads ahead of a warp's stores?", 10),
         ("cold_code", "How much longer does a dispatch take after a kernel whose code fills the caches?", 15),
     ):
         yield Experiment(name, question, program(name, f"--json={JSON}"), seconds, "one")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_lab import combine_fence, fences, probe
+from benchmarks.gpu_lab import combine_fence, fences, probe, ring
 from deep_ep_py.base.sources import include_root
 from deep_ep_py.device.jit import KERNELS, CompiledKernel, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
 from places import ROOT
@@ -26,6 +26,7 @@ KERNELS_OF = {
         *("dependent_loads", "bulk_loads<>"),
     ],
     "memory.cu": ["spread"],
+    "ring.cu": [f"ring<{ahead}>" for ahead in ring.AHEAD],
 }
 CODE_BYTES = 256 << 10
 """What the kernel of large code must have at least."""
