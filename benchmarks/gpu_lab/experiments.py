@@ -232,12 +232,12 @@ def _never_run() -> Iterator[Experiment]:
 
 def _probes() -> Iterator[Experiment]:
     for name, question, seconds in (
-        ("fences", "What do fences, atomics, loads, bulk loads and empty launches cost, idle and under load?", 12),
-        ("stream_hops", "What does a call cost on the caller's stream, on two of them, and on the library's?", 10),
-        ("abort_word", "How many stores and exchanges of a host are lost to a GPU's on the same word?", 10),
-        ("memory", "How fast are a fill, a copy, and a kernel that writes 5.3 bytes for each that it reads?", 10),
-        ("ring", "How fast do 1 to 48 blocks copy with 1 to 4 loads ahead of a warp's stores?", 10),
-        ("cold_code", "How much longer does a dispatch take after a kernel whose code fills the caches?", 15),
+        ("fences", "What do fences, atomics, loads, bulk loads and empty launches cost, idle and under load?", 11),
+        ("stream_hops", "What does a call cost on the caller's stream, on two of them, and on the library's?", 9),
+        ("abort_word", "How many stores and exchanges of a host are lost to a GPU's on the same word?", 8),
+        ("memory", "How fast are a fill, a copy, and a kernel that writes 5.3 bytes for each that it reads?", 8),
+        ("ring", "How fast do 1 to 48 blocks copy with 1 to 4 loads ahead of a warp's stores?", 8),
+        ("cold_code", "How much longer does a dispatch take after a kernel whose code fills the caches?", 13),
     ):
         yield Experiment(name, question, program(name, f"--json={JSON}"), seconds, "one")
     yield Experiment(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,11 @@ class Stream:
     """A stream that is idle except while it sleeps."""
 
     idle_at = 0.0
+    stream_id = 3  # torch's own
+
+    @cached_property
+    def cuda_stream(self) -> int:
+        return pretend_gpu.make_stream()
 
     def wait_event(self, event: Event) -> None: ...
     def wait_stream(self, stream: Stream) -> None: ...
