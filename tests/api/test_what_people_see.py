@@ -189,7 +189,11 @@ def test_results_have_names() -> None:
     run_ranks(2, on_each_rank)
 
 
-@pytest.mark.parametrize("inside_of", ["dispatch", "hook"])
+STEPS = {"dispatch": "order_after_caller", "hook": "launch_on_callers_stream"}
+"""What a call asks of the device on its way."""
+
+
+@pytest.mark.parametrize("inside_of", STEPS)
 def test_a_second_thread_is_told(inside_of: str) -> None:
     """Its call has done nothing: the one that is under way ends well, and so does the next."""
     work = build(Case("threads", 2, 20, hidden=264, topk=2, experts=4))
@@ -202,10 +206,11 @@ def test_a_second_thread_is_told(inside_of: str) -> None:
             hook = buffer.low_latency_dispatch(*sent, use_fp8=False, return_recv_hook=True).hook
             if inside_of == "dispatch":
                 hook()
-            inside = buffer._engine.device.order_after_caller
+            device, step = buffer._engine.device, STEPS[inside_of]
+            inside = getattr(device, step)
 
             def meanwhile(*args: Any) -> Any:
-                buffer._engine.device.order_after_caller = inside
+                setattr(device, step, inside)
                 with ThreadPoolExecutor(1, "other") as pool:
                     error = pool.submit(buffer.get_dispatch_layout, work.topk_idx[rank], work.num_experts).exception()
                 said = (
@@ -214,7 +219,7 @@ def test_a_second_thread_is_told(inside_of: str) -> None:
                 assert isinstance(error, deep_ep.DeepEPError) and re.match(said, str(error)), error
                 return inside(*args)
 
-            buffer._engine.device.order_after_caller = meanwhile
+            setattr(device, step, meanwhile)
             if inside_of == "hook":
                 hook()
             received = buffer.dispatch(**dispatch_arguments(work, rank))

@@ -70,16 +70,22 @@ WORKLOADS: dict[str, Workload] = {
 
 
 class RecordingImages(Images):
-    """Images that record their texts by kernel symbol."""
+    """Images that record their texts by kernel symbol: of each kernel, the text that was requested last."""
 
     def __init__(self, architecture: str) -> None:
         self.texts: dict[str, str] = {}
+        self._all: dict[tuple[str, Shape], str] = {}
         super().__init__(architecture, self._record)
 
     def _record(self, kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, str]:
         text, symbol = ptx_cache().get(kernel, shape, architecture)
-        self.texts[symbol] = text
+        self._all[kernel.name, shape] = text
         return text, symbol
+
+    def get(self, name: str, shape: RuntimeShape, options: C.BufferOptions | None = None) -> tuple[str, Any]:
+        symbol, image = super().get(name, shape, options)
+        self.texts[symbol] = self._all[name, self.shapes[name]]
+        return symbol, image
 
 
 class MutatedImages(Images):
@@ -90,14 +96,14 @@ class MutatedImages(Images):
         self._base, self._mutant = base, mutant
         self._mutated: dict[str, tuple[str, Any]] = {}
 
-    def get(self, name: str, shape: RuntimeShape) -> tuple[str, Any]:
-        symbol, image = self._base.get(name, shape)
+    def get(self, name: str, shape: RuntimeShape, options: C.BufferOptions | None = None) -> tuple[str, Any]:
+        symbol, image = self._base.get(name, shape, options)
         text = self._base.texts[symbol]
         if all(idiom != self._mutant.idiom for _, idiom in idioms_of(text)):
             return symbol, image
-        if symbol not in self._mutated:
-            self._mutated[symbol] = symbol, C.ptx.Image(self._mutant.applied(text))
-        return self._mutated[symbol]
+        if text not in self._mutated:
+            self._mutated[text] = symbol, C.ptx.Image(self._mutant.applied(text))
+        return self._mutated[text]
 
 
 @dataclass

@@ -64,9 +64,9 @@ class Images:
                 fabrics=ANY_FABRIC if options is None else tuple(options.fabrics),
                 masks_ranks=options is None or options.masks_ranks,
             )
+            self.shapes[name] = static
             if (name, static) not in self._found:
                 text, symbol = self._compile(KERNELS[name], static, self.architecture)
-                self.shapes[name] = static
                 self._found[name, static] = symbol, C.ptx.Image(text)
             return self._found[name, static]
 
