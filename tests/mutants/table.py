@@ -500,8 +500,16 @@ MUTANTS = (
     one(
         "failing: no last look",
         "kernels/common/operation.h",
-        "        if (threadIdx.x == 0) look_last();\n",
+        "        if (threadIdx.x == 0 && looks) look_last();\n",
         "",
+        "fast",
+        *FAILING,
+    ),
+    one(
+        "failing: a combine does not say that it has read published rows",
+        "kernels/normal/combine.h",
+        "op.finish(pulled);",
+        "op.finish(false);",
         "fast",
         *FAILING,
     ),

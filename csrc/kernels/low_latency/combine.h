@@ -388,15 +388,17 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
 
     // All blocks have read the rows that were published for this owner.
     const bool publishes = args.published != wire::kUnpublished;
+    bool read = false;
     for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) {
         if (results[r].published != nullptr) op.signal(r, wire::kRead);
+        read = read || results[r].published != nullptr;
     }
     for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) {
         if (results[r].take_part == 0) continue;
         op.consume(result_word(op, r), r, 1);
         if (publishes && op.maps(r) && op.wait_signal(Phase::kRead, wire::kRead, r, 1)) op.consume(wire::kRead, r, 1);
     }
-    op.finish_warp();
+    op.finish_warp(__any_sync(device::kFullMask, read) != 0);
 }
 
 // Works with any grid size.

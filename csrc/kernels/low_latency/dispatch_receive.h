@@ -479,7 +479,7 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
             if (await_put(args, op, r, part)) op.consume(put_word(args, op, r, part), r, 1);
         }
     }
-    op.finish_warp();
+    op.finish_warp(false);
 }
 
 }  // namespace deep_ep::low_latency

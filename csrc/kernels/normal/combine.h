@@ -373,7 +373,9 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
         if (publishes(r)) op.consume(wire::kRead, r, 1);
         consume_stream(op, r, sends(r) ? chunks.rounds(r) : 0, sources[r].staged != 0 ? chunks.rounds(op.rank()) : 0);
     }
-    op.finish();
+    bool pulled = false;
+    for (u32 r = 0; r < ranks; ++r) pulled = pulled || sources[r].pulled != 0;
+    op.finish(pulled);
 }
 
 struct CombineKernel {

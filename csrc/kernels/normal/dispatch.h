@@ -372,7 +372,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
         if (stores(r)) op.consume(wire::kData, r, 1);
         consume_stream(op, r, sends(r) ? chunks.sent_chunks(r) : 0, receives(r) ? chunks.received_chunks(r) : 0);
     }
-    op.finish();
+    op.finish(false);
 }
 
 struct DispatchKernel {

@@ -266,7 +266,7 @@ DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, con
         if (publishes(d)) op.consume(wire::kRead, me.near(d), 1);
     }
     consume_combine(args, op, me, tables);
-    op.finish();
+    op.finish(true);
 }
 
 // Works with any grid size. Blocks need at least two warps: half of them sum this rank's tokens, the others poll.

@@ -348,7 +348,7 @@ DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, c
         if (stores(f)) op.consume(wire::kData, me.near(f), 1);
     }
     consume_dispatch(args, op, me, tables);
-    op.finish();
+    op.finish(false);
 }
 
 // Works with any grid size. Blocks need at least two warps: some send to other nodes, which waits for no offer, and the
