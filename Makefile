@@ -95,7 +95,7 @@ gpu-lab: ## on a machine with a GPU, with the packages of its python3: experimen
 	@$(PYTHON) -m benchmarks.gpu_lab $(ARGS)
 
 compile-report: venv ## registers, shared memory and spills of every kernel, from NVRTC
-	$(PY) -m deep_ep_py compile --all --fresh --arch sm_90a $(ARGS)
+	$(PY) -m deep_ep_py compile --all --fabric ibgda --fabric proxy --masks-ranks --fresh --arch sm_90a $(ARGS)
 
 docs: venv ## the documentation as a site in out/docs, with an API reference; a broken link fails
 	@$(PY) -c 'import furo, myst_nb, numpydoc' 2>/dev/null || \

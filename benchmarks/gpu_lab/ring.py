@@ -35,14 +35,15 @@ def main(json_file: Path | None) -> None:
     launcher, gate = C.cuda.Launcher(context, cooperative=False), probe.Gate()
     stream, current = torch.cuda.ExternalStream(launcher.stream), torch.cuda.current_stream()
     copied = 2 * size / probe.median_of(TIMES, lambda: gate.time([current], lambda: target.copy_(source))) / 1e6
-    rows = []
+    rows, pieces, room = [], size // PIECE_BYTES, launcher.max_shared_bytes
     for ahead in AHEAD if copy_piece(context.architecture) else ():  # other GPUs have no bulk copies
         shared = WARPS * ((ahead + 1) * PIECE_BYTES + BARRIER_BYTES)
+        if shared > room:
+            break
         code = probe.compiled("ring.cu", f"gpu_lab::ring<{ahead}>", context)
         kernel = probe.BareKernel(context, code, shared)
         row: list[int | str] = [ahead]
         for blocks in BLOCKS:
-            pieces = size // PIECE_BYTES * blocks // BLOCKS[-1]  # about as long for each number of blocks
             arguments = probe.words(source.data_ptr(), target.data_ptr(), pieces)
             threads = WARPS * probe.WARP_THREADS
             launch = partial(kernel.launch, launcher.stream, blocks, threads, arguments, shared)

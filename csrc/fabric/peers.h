@@ -66,7 +66,7 @@ struct Fault {
 // The routes that kernels are compiled for besides kMapped, a bit for each: by default all. Without any, kernels know
 // that all ranks are mapped.
 #ifndef DEEP_EP_ROUTES
-#define DEEP_EP_ROUTES ~0u
+#define DEEP_EP_ROUTES (~0u)
 #endif
 constexpr u32 kRoutes = DEEP_EP_ROUTES;
 

@@ -223,6 +223,8 @@ void bind_cuda(py::module_& module) {
         .def_property_readonly(
             "stream", [](const StreamLauncher& launcher) { return reinterpret_cast<uint64_t>(launcher.stream()); },
             "The launcher's own stream, as an integer.")
+        .def_property_readonly("max_shared_bytes", &StreamLauncher::max_shared_bytes,
+                               "The most dynamic shared memory that a block of any kernel may have.")
         .def("keep_stream", &StreamLauncher::keep_stream, NoGil(),
              "From now on the stream outlives the launcher, since tensors that were used on it may.")
         .def("finished", &StreamLauncher::finished, py::arg("serial"), NoGil())

@@ -605,7 +605,11 @@ def round_to_logfmt(dst: int, src: int, n: int) -> None:
     Round n bfloat16 values to LogFMT in groups of LOG_GROUP and decode them to fp32.
     """
 
-def route_named(name: str) -> int: ...
+def route_named(name: str) -> int:
+    """
+    Return the bit of a fabric in what kernels are compiled for.
+    """
+
 def sum_instructions() -> list[str]:
     """
     Return the instruction sets of this CPU for which sum_row has a version, widest first.

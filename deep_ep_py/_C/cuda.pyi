@@ -128,6 +128,11 @@ class StreamLauncher:
         Wait until nothing runs on the launcher's own stream.
         """
     @property
+    def max_shared_bytes(self) -> int:
+        """
+        The most dynamic shared memory that a block of any kernel may have.
+        """
+    @property
     def stream(self) -> int:
         """
         The launcher's own stream, as an integer.

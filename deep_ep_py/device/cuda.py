@@ -280,14 +280,16 @@ class CudaDevice:
         from deep_ep_py.device.jit import GATHERED, KERNELS, KernelCache
         from deep_ep_py.device.jit import Shape as StaticShape
         from deep_ep_py.device.jit.compiler import check_driver
+        from deep_ep_py.device.jit.registry import ANY_FABRIC
 
         check_driver(C.cuda.driver_version())
         wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
         static = StaticShape(
             *shape,
             bulk_copies=self._copy_piece != 0,
-            fabrics=tuple(self._options.fabrics),
-            masks_ranks=self._options.masks_ranks,
+            # The launcher of ranks that launch together serves all their Buffers.
+            fabrics=ANY_FABRIC if self._gathered else tuple(self._options.fabrics),
+            masks_ranks=self._gathered or self._options.masks_ranks,
         )
         # Processes that start together begin with different kernels.
         found = KernelCache().get_all(wanted, static, self.context.architecture, start=os.getpid())
@@ -332,7 +334,7 @@ class CudaDevice:
         if callers is None:
             self._launcher.launch_on(None)
         else:
-            # torch never destroys its own streams, whose identifiers are odd, except the default one's.
+            # torch never destroys its own streams. Their identifiers are odd; the default stream's is 0.
             ends = callers.stream_id % 2 == 0 and callers.stream_id != 0
             self._launcher.launch_on(callers.cuda_stream, ends)
 

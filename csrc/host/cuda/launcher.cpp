@@ -173,6 +173,7 @@ unsigned long long CudaLauncher::capture_of(cuda::Stream stream) {
 void CudaLauncher::order_behind(Latest& latest, cuda::Stream stream) {
     if (!latest.stream || (*latest.stream == stream && !latest.ends)) return;
     const Driver& driver = Driver::get();
+    if (!latest.recorded && latest.ends) throw CudaError("recording the end of the last launch has failed");
     if (!latest.recorded) {
         // Later than the launch, so that the wait covers what the caller has queued there since. Usually only the first
         // change of streams comes here.
@@ -217,8 +218,11 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     order_behind(latest, stream);
     const bool timed = timing_ && capture == 0;
     if (timed) {
+        while (spare_timed_.size() < 2) make_timed_event(driver);
         timed_.push_back({name, take_timed_event(), take_timed_event()});
-        driver.check(driver.event_record(timed_.back().begin, stream), "recording when " + name + " runs");
+        const cuda::Result result = driver.event_record(timed_.back().begin, stream);
+        if (result != cuda::kSuccess) forget_timed();
+        driver.check(result, "recording when " + name + " runs");
     }
     const cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
     if (result != cuda::kSuccess) {
@@ -226,7 +230,7 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
         driver.check(result, (capture == 0 ? "launching " : "capturing ") + what());
     }
     // The kernel runs from now on, so nothing may keep the caller from counting it. If the event behind it fails,
-    // order_behind() records it again.
+    // order_behind() records it again, or throws.
     if (timed && driver.event_record(timed_.back().end, stream) != cuda::kSuccess) forget_timed();
     latest.stream = stream;
     latest.capture = capture;
@@ -251,7 +255,6 @@ void CudaLauncher::make_timed_event(const Driver& driver) {
 }
 
 cuda::Event CudaLauncher::take_timed_event() {
-    if (spare_timed_.empty()) make_timed_event(Driver::get());
     const cuda::Event event = spare_timed_.back();
     spare_timed_.pop_back();
     return event;

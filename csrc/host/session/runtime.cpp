@@ -226,11 +226,12 @@ bool Runtime::ended(const Launcher& launcher, const Call& call) {
 }
 
 std::function<bool()> Runtime::all_ended() const {
-    return [launcher = launcher_, latest = latest_.load(), calls = calls_] {
+    const std::lock_guard<std::mutex> guard(calls_->mutex);
+    return [launcher = launcher_, latest = latest_.load(), calls = calls_, begun = calls_->in_use] {
         if (latest != 0 && !launcher->finished(latest)) return false;
         const std::lock_guard<std::mutex> guard(calls->mutex);
         const auto one_ended = [&](const std::shared_ptr<Call>& call) { return ended(*launcher, *call); };
-        return std::all_of(calls->in_use.begin(), calls->in_use.end(), one_ended);
+        return std::all_of(begun.begin(), begun.end(), one_ended);
     };
 }
 
@@ -280,13 +281,13 @@ void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) 
 }
 
 void Runtime::retire(const std::shared_ptr<Call>& call) {
+    // The memory goes to the next call, so the outcome is copied for those who still hold this one.
+    auto outcome = std::make_shared<wire::Outcome>(*call->outcome);
     {
         const std::lock_guard<std::mutex> guard(calls_->mutex);
         std::erase(calls_->in_use, call);
+        call->outcome.swap(outcome);
     }
-    // The memory goes to the next call, so the outcome is copied for those who still hold this one.
-    auto outcome = std::make_shared<wire::Outcome>(*call->outcome);
-    call->outcome.swap(outcome);
     *outcome = {};
     std::shared_ptr<i32> words(new i32[options_.call_words], std::default_delete<i32[]>());
     std::copy_n(call->words.get(), options_.call_words, words.get());

@@ -120,7 +120,9 @@ class Runtime final : private FailureCount::Member {
     template <class Kernel>
     void launch(Call& call, typename Kernel::Args args, unsigned blocks, uint32_t experts = 0) {
         args.call = call_args(call);
-        call.serial = launch<Kernel>(args, blocks, experts);
+        const uint64_t serial = launch<Kernel>(args, blocks, experts);
+        const std::lock_guard<std::mutex> guard(calls_->mutex);
+        call.serial = serial;
         ++call.launches;
     }
     // The time at which the latest launch was handed to the launcher, in ns of the host's steady clock; 0: none yet.
@@ -248,7 +250,8 @@ class Runtime final : private FailureCount::Member {
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     static bool ended(const Launcher& launcher, const Call& call);
-    // Tells whether all kernels launched here have ended; for any thread, also when this object no longer exists.
+    // Tells whether all kernels launched here so far have ended; for any thread, also when this object no longer
+    // exists.
     std::function<bool()> all_ended() const;
     bool compare_with_peers(Call& call);
     // The lost peer found by the previous check of a wait.
@@ -303,9 +306,8 @@ class Runtime final : private FailureCount::Member {
     wire::RankMask mask_{};         // Context::mask
     // Kept until retired. A failed call is kept forever, since agents may still hold its addresses; likewise a call in
     // a graph.
-    // Those whose records are in use. Other threads may ask whether they have ended.
     struct Calls {
-        std::mutex mutex;
+        std::mutex mutex;  // guards the list, and what ended() reads of a call
         std::vector<std::shared_ptr<Call>> in_use;
     };
     const std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();

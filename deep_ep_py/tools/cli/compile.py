@@ -48,7 +48,11 @@ def _compile(
 
 @click.command(name="compile", context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option(
-    "--all", "every", is_flag=True, show_default=False, help="Compile all kernels except those for all ranks at once."
+    "--all",
+    "every",
+    is_flag=True,
+    show_default=False,
+    help="Compile all kernels that a Buffer with these options may launch.",
 )
 @click.option(
     "--kernel",
@@ -118,7 +122,8 @@ def command(
     console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
     sizes = (ranks, hidden * _ELEMENT_BYTES, topk, experts)
     shape = Shape(*sizes, fabrics=tuple(sorted(set(fabrics))), masks_ranks=masks_ranks)
-    names = list(KERNELS) if every else list(dict.fromkeys(kernels))
+    loaded = [name for name in KERNELS if fabrics or not name.startswith("two_hops")]  # by a Buffer of these options
+    names = loaded if every else list(dict.fromkeys(kernels))
     cache = KernelCache(folder)
     compile_ = compile_kernel if fresh else cache.get
     try:
