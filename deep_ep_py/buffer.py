@@ -436,6 +436,8 @@ class Buffer(V1Surface, NotCopied):
         handle : DispatchHandle or None
             For `combine` and cached dispatches; a cached dispatch returns None.
         event : EventOverlap
+            The end of the kernels. Without `async_finish`, on a GPU, it stands for all that has been queued on the
+            current stream by the time another stream waits for it.
 
         Raises
         ------
