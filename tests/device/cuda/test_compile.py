@@ -367,3 +367,21 @@ def test_machine_code(name: str) -> None:
     checked = ("code_bytes", "unused_atomics", *(figure for figure in figures if figure.endswith("_in_loops")))
     above = {figure: figures[figure] for figure in checked if figures[figure] > ACCEPTED[name].get(figure, 0)}
     assert not above, f"more than accepted: {above}"
+
+
+@pytest.mark.parametrize("fabrics", [(), ("proxy",)])
+def test_command_compiles_what_a_buffer_may_launch(monkeypatch: pytest.MonkeyPatch, fabrics: tuple[str, ...]) -> None:
+    """Rows take two hops only where some ranks are not mapped; and the kernels are those of such a Buffer."""
+    asked: list[tuple[list[str], Shape]] = []
+
+    def note(kernels: list[Kernel], architectures: list[str], shape: Shape, compile_: object) -> list[Outcome]:
+        asked.append(([kernel.name for kernel in kernels], shape))
+        return []
+
+    monkeypatch.setattr("deep_ep_py.tools.cli.compile.compile_each", note)
+    options = [part for fabric in fabrics for part in ("--fabric", fabric)]
+    result = CliRunner().invoke(command, ["--all", "--masks-ranks", *options])
+    assert result.exit_code == 0, result.output
+    ((names, shape),) = asked
+    assert (shape.fabrics, shape.masks_ranks) == (fabrics, True)
+    assert "dispatch" in names and any(name.startswith("two_hops") for name in names) == bool(fabrics)
