@@ -11,6 +11,14 @@ _WARDEN = "host/control/warden.cpp"
 
 MUTANTS: tuple[Mutant, ...] = (
     one(
+        "masks: no last look",
+        "kernels/common/operation.h",
+        "if (device::lane() == 0 && (reads || masks_ranks())) look_last();",
+        "if (device::lane() == 0 && reads) look_last();",
+        "exact",
+        *MASKS,
+    ),
+    one(
         "masks: entered without a look behind `free`",
         _OPERATION,
         "bool goes_on = !masks_ranks();",

@@ -500,7 +500,7 @@ MUTANTS = (
     one(
         "failing: no last look",
         "kernels/common/operation.h",
-        "        if (threadIdx.x == 0 && looks) look_last();\n",
+        "        if (threadIdx.x == 0 && (reads || masks_ranks())) look_last();\n",
         "",
         "fast",
         *FAILING,

@@ -393,17 +393,19 @@ class Operation {
     // The last block, once every word of the operation has been waited for and consumed: gives the region back to all
     // ranks (P4).
     //
-    // `looks`, for the first thread: rows have been loaded that others had published (P12).
-    DEEP_EP_DEVICE void finish(bool looks) {
+    // `reads`, for the first thread: rows have been loaded that others had published (P12). Where ranks may be masked,
+    // every operation looks last: a rank that others have masked may have taken zeros for what they no longer send it
+    // (P17).
+    DEEP_EP_DEVICE void finish(bool reads) {
         quiet();
-        if (threadIdx.x == 0 && looks) look_last();
+        if (threadIdx.x == 0 && (reads || masks_ranks())) look_last();
         // Some threads may have given up and others not: the barrier decides for all, and joins what they waited for.
         // It also orders the consume() calls of all threads before the release below.
         if (sync_block()) give_back(threadIdx.x, blockDim.x);
     }
     // The same for the first warp of the last block, where a block has already called quiet().
-    DEEP_EP_DEVICE void finish_warp(bool looks) {
-        if (device::lane() == 0 && looks) look_last();
+    DEEP_EP_DEVICE void finish_warp(bool reads) {
+        if (device::lane() == 0 && (reads || masks_ranks())) look_last();
         if (sync_warp()) give_back(device::lane(), device::kWarpSize);
     }
     // One thread: the last look (look_last()) for rows of others that this rank passes on to a third rank (P12). It
