@@ -379,8 +379,7 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly(
             "fabrics", [](const BufferOptions& options) { return host::fabrics_of(options.routes); },
             "Those that reach ranks which are not mapped.");
-    m.def("route_named", &host::route_named, py::arg("name"),
-          "Return the bit of a fabric in what kernels are compiled for.");
+    m.def("route_named", &host::route_named, py::arg("name"), "Return the number of a fabric's route.");
     py::class_<host::proxy::LibfabricProvider>(m, "LibfabricProvider")
         .def_readonly("name", &host::proxy::LibfabricProvider::name)
         .def_readonly("version", &host::proxy::LibfabricProvider::version);

@@ -607,7 +607,7 @@ def round_to_logfmt(dst: int, src: int, n: int) -> None:
 
 def route_named(name: str) -> int:
     """
-    Return the bit of a fabric in what kernels are compiled for.
+    Return the number of a fabric's route.
     """
 
 def sum_instructions() -> list[str]:

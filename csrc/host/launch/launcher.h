@@ -22,7 +22,7 @@ class Launcher {
     // launchers whose kernels are compiled for one; zeros for a kernel that takes none.
     virtual uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps,
                             size_t shared_bytes, const void* args, size_t args_bytes) = 0;
-    // Whether a launch has ended; true for a captured one, whose number is 0.
+    // Whether a launch has ended. A captured one has no number.
     virtual bool finished(uint64_t serial) const = 0;
     // False if finished() only tells when no launch runs on this launcher's own stream. The kernels of a call then tell
     // when they have ended (wire::Outcome::launches_ended).

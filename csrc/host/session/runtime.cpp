@@ -220,7 +220,8 @@ void Runtime::share(const Call& call) {
 bool Runtime::finished(const Call& call) const { return ended(*launcher_, call); }
 
 bool Runtime::ended(const Launcher& launcher, const Call& call) {
-    if (call.serial == 0 || launcher.tracks_launches()) return launcher.finished(call.serial);
+    if (call.serial == 0) return true;  // part of a graph, or not launched yet
+    if (launcher.tracks_launches()) return launcher.finished(call.serial);
     // Pairs with the release in ~Operation(): everything that the kernels have stored is visible.
     return observe::load_acquire(observe::host(call.rank), &call.outcome->launches_ended) == call.launches;
 }
