@@ -40,7 +40,7 @@ def on_the_rank(group: Any) -> list[float]:
             for name in ("empty", "cold_code")
         )
         results = probe.Results(device.context, 1)
-        arguments, stream = probe.words(results.address, 1), device._launcher.stream
+        arguments, stream = probe.words(results.address, 1), torch.cuda.current_stream().cuda_stream
         blocks = device.context.multiprocessors
 
         def dispatch() -> None:
