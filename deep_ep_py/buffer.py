@@ -280,7 +280,7 @@ class Buffer(V1Surface, NotCopied):
                 self._engine.senders_expand = False  # launches must not depend on what a rank receives
             self._recordings = start_if_asked(self._engine)
             for recording in self._recordings:
-                finalize(self, recording.end_quietly)
+                finalize(self, recording.end_quietly, 0.0)  # a collection may do it, where nothing may wait
         except BaseException as error:
             if symmetric is not None:
                 symmetric.leave()
@@ -551,9 +551,10 @@ class Buffer(V1Surface, NotCopied):
 
         It has this rank's operations. On a CPU it also has its kernels, what each of their threads waited for and which
         rank ended the wait, and what its software NICs wrote and signaled, with arrows from signals to waits. On a GPU
-        the same operations appear as NVTX ranges in profilers. `python -m deep_ep_py trace merge` joins the files of
-        all ranks. The environment variable DEEP_EP_TRACE records every Buffer of a process, from its construction to
-        its destruction. Not collective. A process can record one Buffer per rank at a time.
+        the same operations appear as NVTX ranges in profilers. If DEEP_EP_STAGES=on was set when the Buffer was made,
+        it has the stages of kernels, by block and warp. `python -m deep_ep_py trace merge` joins the files of all
+        ranks. The environment variable DEEP_EP_TRACE records every Buffer of a process, from its construction to its
+        destruction. Not collective. A process can record one Buffer per rank at a time.
 
         Parameters
         ----------

@@ -121,7 +121,7 @@ def ranks_on(gpus: int) -> int:
 
 
 def _foundations() -> Iterator[Experiment]:
-    yield Experiment("build", "Does the extension compile here?", program("build"), 40, "all")
+    yield Experiment("build", "Does the extension compile here?", program("build"), 36, "all")
     yield Experiment(
         "canary",
         "What do this GPU and its driver do that is not documented, and which kind of launch lets ranks share the GPU?",
@@ -231,6 +231,14 @@ def _never_run() -> Iterator[Experiment]:
 
 
 def _probes() -> Iterator[Experiment]:
+    yield Experiment(
+        "stage_times",
+        "Where does the time of each kernel go, by the stages of its warps?",
+        program("stage_times", f"--json={JSON}"),
+        24,
+        "one",
+        shares=True,
+    )
     for name, question, seconds in (
         ("fences", "What do fences, atomics, loads, bulk loads and empty launches cost, idle and under load?", 11),
         ("stream_hops", "What does a call cost on the caller's stream, on two of them, and on the library's?", 9),
@@ -245,7 +253,6 @@ def _probes() -> Iterator[Experiment]:
         "How much faster is combine if a ring of pieces in shared memory is fenced for shared memory alone?",
         program("combine_fence", f"--json={JSON}", "--seconds=18"),
         20,
-        "one",
         shares=True,
     )
 

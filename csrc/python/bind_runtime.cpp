@@ -7,6 +7,7 @@
 #include "host/network/proxy/libfabric.h"
 #include "host/nvshmem/adoption.h"
 #include "host/session/runtime.h"
+#include "kernels/common/stages.h"
 #include "python/bindings.h"
 #include "sim/executor/executor.h"
 #include "sim/host/launcher.h"
@@ -349,8 +350,8 @@ void bind_runtime(py::module_& m) {
 
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes, double timeout,
-                         int calls, uint32_t call_words, bool masks_ranks, bool poison, bool has_remote,
-                         const std::vector<std::string>& names, uint64_t rank_key, int ranks_per_node,
+                         int calls, uint32_t call_words, bool notes_stages, bool masks_ranks, bool poison,
+                         bool has_remote, const std::vector<std::string>& names, uint64_t rank_key, int ranks_per_node,
                          bool near_audience, uint64_t bytes_in_flight) {
                  std::vector<fabric::Route> routes;
                  for (const std::string& name : names) routes.push_back(host::route_named(name));
@@ -362,6 +363,7 @@ void bind_runtime(py::module_& m) {
                                       .timeout_ns = nanoseconds(timeout),
                                       .calls = calls,
                                       .call_words = call_words,
+                                      .notes_stages = notes_stages,
                                       .masks_ranks = masks_ranks,
                                       .poison = poison,
                                       .has_remote = has_remote,
@@ -373,8 +375,10 @@ void bind_runtime(py::module_& m) {
              }),
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
              py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"),
-             py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"),
-             py::arg("ranks_per_node"), py::arg("near_audience"), py::arg("bytes_in_flight"))
+             py::arg("notes_stages"), py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"),
+             py::arg("routes"), py::arg("rank_key"), py::arg("ranks_per_node"), py::arg("near_audience"),
+             py::arg("bytes_in_flight"))
+        .def_readonly("notes_stages", &BufferOptions::notes_stages)
         .def_readonly("masks_ranks", &BufferOptions::masks_ranks)
         .def_property_readonly(
             "fabrics", [](const BufferOptions& options) { return host::fabrics_of(options.routes); },
@@ -403,6 +407,15 @@ void bind_runtime(py::module_& m) {
     m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
     m.def("near_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).near_bytes(); });
 
+    m.attr("STAGES") = std::vector<std::string>(std::begin(kStageNames), std::end(kStageNames));
+    py::class_<host::StageRecord::Launch>(m, "StagesOfLaunch", "When the warps of a launch ended their stages.")
+        .def_readonly("kernel", &host::StageRecord::Launch::kernel)
+        .def_readonly("blocks", &host::StageRecord::Launch::blocks)
+        .def_readonly("warps", &host::StageRecord::Launch::warps, "Of each block.")
+        .def_readonly("launched_ns", &host::StageRecord::Launch::launched_ns, "Right before, as time.monotonic_ns().")
+        .def_readonly("ended_ns", &host::StageRecord::Launch::ended_ns,
+                      "[blocks, warps, STAGES], by the clock of kernels; 0: none.");
+
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
         .def(py::init(&make_runtime_on_cpu), py::arg("options"), py::arg("heaps"), py::arg("near"), py::arg("network"),
              py::arg("kernels") = nullptr)
@@ -413,6 +426,14 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly("launched_ns", &Runtime::launched_ns,
                                "Time of the latest hand-over of a launch to the launcher, as time.monotonic_ns(); 0: "
                                "none yet.")
+        .def_property_readonly("notes_stages", [](const Runtime& runtime) { return runtime.options().notes_stages; })
+        .def("record_stages", &Runtime::record_stages, py::arg("bytes"), NoGil(),
+             "Record the stages of the kernels launched from now on.")
+        .def(
+            "take_stages", [](Runtime& runtime, double seconds) { return runtime.take_stages(nanoseconds(seconds)); },
+            py::arg("seconds"), NoGil(),
+            "End the record, and return what it has. Waits for kernels; returns nothing if some run for longer.")
+        .def_property_readonly("stages_lost", &Runtime::stages_lost, "Launches of the record that were not kept.")
         .def("take_remark", &Runtime::take_remark)
         .def("wait_counts", &Runtime::wait_counts, py::arg("call"), NoGil())
         .def(

@@ -56,7 +56,9 @@ __all__: list[str] = [
     "SIGNAL_UNIT",
     "SILENT",
     "SILENT_SECONDS",
+    "STAGES",
     "STREAMING_THRESHOLD",
+    "StagesOfLaunch",
     "TIMEOUT",
     "UNHEARD",
     "WARP_SIZE",
@@ -379,6 +381,7 @@ class BufferOptions:
         timeout: float,
         calls: int,
         call_words: int,
+        notes_stages: bool,
         masks_ranks: bool,
         poison: bool,
         has_remote: bool,
@@ -395,6 +398,8 @@ class BufferOptions:
         """
     @property
     def masks_ranks(self) -> bool: ...
+    @property
+    def notes_stages(self) -> bool: ...
 
 class LibfabricProvider:
     @property
@@ -417,6 +422,30 @@ class LibfabricHere:
     def version(self) -> str:
         """
         Empty if it cannot be used.
+        """
+
+class StagesOfLaunch:
+    """
+    When the warps of a launch ended their stages.
+    """
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def ended_ns(self) -> list[int]:
+        """
+        [blocks, warps, STAGES], by the clock of kernels; 0: none.
+        """
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def launched_ns(self) -> int:
+        """
+        Right before, as time.monotonic_ns().
+        """
+    @property
+    def warps(self) -> int:
+        """
+        Of each block.
         """
 
 class Runtime:
@@ -477,6 +506,10 @@ class Runtime:
         Make every page of the heaps that kernels access directly present in this process, without changing it.
         """
     def publish(self, arg0: int, arg1: collections.abc.Sequence[int]) -> None: ...
+    def record_stages(self, bytes: int) -> None:
+        """
+        Record the stages of the kernels launched from now on.
+        """
     def retire(self, arg0: Call) -> None: ...
     def set_compiling(self, arg0: bool) -> None: ...
     def set_timeout(self, seconds: float) -> None: ...
@@ -484,6 +517,10 @@ class Runtime:
     def share(self, call: Call) -> None: ...
     def stop_all(self, seconds: float) -> bool: ...
     def take_remark(self) -> int: ...
+    def take_stages(self, seconds: float) -> list[StagesOfLaunch]:
+        """
+        End the record, and return what it has. Waits for kernels; returns nothing if some run for longer.
+        """
     def wait(self, call: Call) -> None: ...
     def wait_counts(self, call: Call) -> None: ...
     def wait_gone(self, left_out: collections.abc.Sequence[int], seconds: float) -> int: ...
@@ -520,6 +557,13 @@ class Runtime:
     def network_refusal(self) -> str: ...
     @property
     def network_trace(self) -> list[NicMessage]: ...
+    @property
+    def notes_stages(self) -> bool: ...
+    @property
+    def stages_lost(self) -> int:
+        """
+        Launches of the record that were not kept.
+        """
 
 class Run:
     """
@@ -660,6 +704,21 @@ OVERFLOW: int = 5
 SIGNAL_UNIT: int = 32768
 SILENT: int = 12
 SILENT_SECONDS: float = 5.0
+STAGES: list = [
+    "",
+    "enter",
+    "number tokens",
+    "send routing",
+    "store rows",
+    "signal",
+    "keep choices",
+    "await data",
+    "find places",
+    "place rows",
+    "sum rows",
+    "serve",
+    "last arrivals",
+]
 STREAMING_THRESHOLD: int
 TIMEOUT: int = 1
 UNHEARD: int = 13

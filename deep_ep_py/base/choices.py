@@ -1,4 +1,4 @@
-"""Choices between equivalent methods that only measurement can settle; environment variables select one to measure."""
+"""Choices that environment variables make for a measurement: between equivalent methods, and what kernels note."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ LAUNCH = "DEEP_EP_LAUNCH"
 not all be resident at once; "plain" skips that check. The library counts blocks itself either way; `python -m
 deep_ep_py canary` reports which of the two lets the kernels of several ranks run side by side on a GPU."""
 
+STAGES = "DEEP_EP_STAGES"
+"""Whether kernels note when each of their warps has ended each of its stages, for a timeline: "off" (the default) or
+"on". On a GPU that takes kernels of their own, which are compiled at the first call."""
+
 _CHOICES = {
     COPIES: ("bulk", "vector"),
     COMBINE: ("pull", "push"),
     EXPAND: ("senders", "receiver"),
     LAUNCH: ("cooperative", "plain"),
+    STAGES: ("off", "on"),
 }
 
 
@@ -36,7 +41,7 @@ def chosen(variable: str) -> str:
     Parameters
     ----------
     variable
-        `COPIES`, `COMBINE`, `EXPAND` or `LAUNCH`.
+        `COPIES`, `COMBINE`, `EXPAND`, `LAUNCH` or `STAGES`.
 
     Raises
     ------

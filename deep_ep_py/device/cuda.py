@@ -109,7 +109,7 @@ class CudaDevice:
         """Open an NVTX range, which profilers such as Nsight Systems show."""
         try:
             return partial(torch.cuda.nvtx.range_end, torch.cuda.nvtx.range_start(f"deep_ep_py {name}"))
-        except RuntimeError:  # this torch has no NVTX
+        except (RuntimeError, AttributeError):  # this torch has no NVTX
             return None
 
     def answer_about(self, gpu: str) -> GpuAnswer:
@@ -290,6 +290,7 @@ class CudaDevice:
             # The launcher of ranks that launch together serves all their Buffers.
             fabrics=ANY_FABRIC if self._gathered else tuple(self._options.fabrics),
             masks_ranks=self._gathered or self._options.masks_ranks,
+            notes_stages=self._options.notes_stages,
         )
         # Processes that start together begin with different kernels.
         found = KernelCache().get_all(wanted, static, self.context.architecture, start=os.getpid())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deep_ep_py.base import arguments
+from deep_ep_py.base import arguments, choices
 from deep_ep_py.base.environment import TIMEOUT
 from deep_ep_py.base.native import C
 from deep_ep_py.device.device import Device
@@ -157,6 +157,7 @@ def make_runtime(
         timeout=timeout,
         calls=max(memory.regions, device.calls),
         call_words=call_words,
+        notes_stages=choices.chosen(choices.STAGES) == "on",
         masks_ranks=masks_ranks,
         poison=bootstrap.in_process and device.poison,
         has_remote=by_nics,

@@ -13,6 +13,7 @@ import pytest
 
 from builds import LONG
 from cases import AMPLE, Case
+from deep_ep_py.base.choices import STAGES
 from deep_ep_py.testing import run_ranks
 from documents import BLOCK, PAGES, snippet
 from harness import Trial, dispatch_arguments, make_buffer
@@ -112,11 +113,12 @@ def test_command(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_commands_on_timelines(tmp_path: Path) -> None:
+def test_commands_on_timelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, since each reads what those before it have written."""
+    monkeypatch.setenv(STAGES, "on")
     record(tmp_path)
     wanted = [one for one in HERE if one.startswith("deep-ep trace")]
-    assert len(wanted) >= 3
+    assert len(wanted) >= 4
     for command in wanted:
         run(command, tmp_path)
     assert (tmp_path / "step.png").stat().st_size > 10_000

@@ -46,7 +46,7 @@ class CudaLauncher final : public StreamLauncher {
     // which the GPU must be able to read, holds the arguments of all ranks until the launch has ended.
     uint64_t launch_for_ranks(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
                               unsigned warps, size_t shared_bytes, const void* args);
-    bool capturing() const;  // whether launches currently go into a graph
+    bool capturing() const override;
     // From now on, an event is recorded right before and right after every launch that no graph captures, or no longer.
     // Makes events for some launches: a launch should allocate nothing.
     void time_launches(bool timed);

@@ -27,7 +27,9 @@ class Launcher {
     // False if finished() only tells when no launch runs on this launcher's own stream. The kernels of a call then tell
     // when they have ended (wire::Outcome::launches_ended).
     virtual bool tracks_launches() const = 0;
-    // Watches the graph that is being captured.
+    // Whether launches currently become part of a graph.
+    virtual bool capturing() const { return false; }
+    // Watches that graph.
     virtual GraphGone watch_graph() { return nullptr; }
     // Warps per block. Combine needs at least two: if rows travel in chunks, some warps send while the others sum.
     virtual unsigned warps() const = 0;

@@ -140,6 +140,17 @@ uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned
     return serial;
 }
 
+// A graph that is replayed writes where its launch was given room, which by then belongs to others.
+u64* Runtime::stages_place(const char* kernel, unsigned blocks) {
+    return stages_.on() && !launcher_->capturing() ? stages_.place(kernel, blocks, launcher_->warps()) : nullptr;
+}
+
+std::vector<StageRecord::Launch> Runtime::take_stages(uint64_t nanoseconds) {
+    if (settle(nanoseconds)) return stages_.take();
+    stages_.drop();
+    return {};
+}
+
 // Stored by kernels; no other data depends on it.
 int64_t Runtime::take_remark() { return __atomic_exchange_n(remark_.get(), -1, __ATOMIC_RELAXED); }
 

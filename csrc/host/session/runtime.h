@@ -20,6 +20,7 @@
 #include "host/launch/launcher.h"
 #include "host/network/networks.h"
 #include "host/session/failure_count.h"
+#include "host/session/stage_record.h"
 #include "kernels/common/context.h"
 #include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
@@ -36,6 +37,7 @@ struct BufferOptions {
     uint64_t timeout_ns;                // initial value: Runtime::set_timeout
     int calls;                          // calls that may be in flight at once before more records are allocated
     uint32_t call_words;                // words per call in which its mode's kernels report to the host: Call::words
+    bool notes_stages;                  // kernels can note when they end their stages: StageRecord
     bool masks_ranks;                   // a wait that times out masks the peer instead of failing all ranks (P17)
     bool poison;                        // fill outputs with a pattern before they are written
     bool has_remote;                    // some pair of ranks of the Buffer is not mapped
@@ -100,7 +102,7 @@ class Runtime final : private FailureCount::Member {
     std::shared_ptr<Call> open(wire::Kind kind);
     // The arguments of a call's next kernel.
     CallArgs call_args(const Call& call) const {
-        return {context_.get(), call.ticket.get(), call.outcome.get(), call.timeout_ns, call.launches + 1};
+        return {context_.get(), call.ticket.get(), call.outcome.get(), call.timeout_ns, call.launches + 1, nullptr};
     }
     // `Kernel`: see kernels/common/kernel.h. `experts`: for a kernel whose shared memory depends on it. Returns the
     // serial number of the launch.
@@ -120,11 +122,18 @@ class Runtime final : private FailureCount::Member {
     template <class Kernel>
     void launch(Call& call, typename Kernel::Args args, unsigned blocks, uint32_t experts = 0) {
         args.call = call_args(call);
+        args.call.stages = stages_place(Kernel::kName, blocks);
         const uint64_t serial = launch<Kernel>(args, blocks, experts);
         const std::lock_guard<std::mutex> guard(calls_->mutex);
         call.serial = serial;
         ++call.launches;
     }
+    // Records the stages of the kernels that are launched from now on, in `bytes` of memory.
+    void record_stages(size_t bytes) { stages_.start(bytes); }
+    // Ends the record. Waits for the kernels of this Buffer, for at most `nanoseconds`; returns nothing if some still
+    // run.
+    std::vector<StageRecord::Launch> take_stages(uint64_t nanoseconds);
+    uint64_t stages_lost() const { return stages_.lost(); }  // launches for which there was no room
     // The time at which the latest launch was handed to the launcher, in ns of the host's steady clock; 0: none yet.
     uint64_t launched_ns() const { return launched_ns_; }
     // Called after the last kernel of a call: records whether the call is part of a graph.
@@ -247,6 +256,7 @@ class Runtime final : private FailureCount::Member {
 
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
                     const void* args, size_t bytes);
+    u64* stages_place(const char* kernel, unsigned blocks);
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     static bool ended(const Launcher& launcher, const Call& call);
@@ -280,6 +290,7 @@ class Runtime final : private FailureCount::Member {
     const NearParts near_;
     const std::shared_ptr<Arena> arena_;
     const std::unique_ptr<Memory> memory_;
+    StageRecord stages_{*memory_};
     const std::unique_ptr<ControlPlane> control_;
     const std::shared_ptr<Launcher> launcher_;
     std::atomic<uint64_t> latest_{0};                     // serial of the latest launch

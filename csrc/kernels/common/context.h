@@ -92,6 +92,7 @@ struct CallArgs {
     wire::Outcome* outcome;  // host-visible
     u64 timeout_ns;          // of each wait
     u32 launch;              // which launch of the call this is, from 1
+    u64* stages;             // see StageNotes
 };
 
 }  // namespace deep_ep

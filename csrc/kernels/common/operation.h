@@ -5,6 +5,7 @@
 #include "fabric/fabric.h"
 #include "kernels/common/context.h"
 #include "kernels/common/patience.h"
+#include "kernels/common/stages.h"
 #include "wire/messages.h"
 
 namespace deep_ep {
@@ -33,10 +34,11 @@ struct Awaited {
     u64 expected;
 };
 
-class Operation {
+class Operation : public StageNotes<kNotesStages> {
   public:
     DEEP_EP_DEVICE Operation(const CallArgs& call, BlockState* block)
-        : environment_(copied(*call.context, *block)),
+        : StageNotes(call.stages),
+          environment_(copied(*call.context, *block)),
           context_(*call.context),
           ticket_(*call.ticket),
           outcome_(*call.outcome),
@@ -51,6 +53,7 @@ class Operation {
     // call. Its acquire reads from the releases of the other blocks, and the host acquires from its release. The next
     // kernel that is given the ticket follows this one, so that a plain store of the counter suffices.
     DEEP_EP_DEVICE ~Operation() {
+        ended(Stage::kFinish);
         __syncthreads();
         if (threadIdx.x != 0) return;
         if (device::fetch_add_acq_rel<Scope::kDevice>(&ticket_.blocks_left, 1u) != gridDim.x - 1) return;
@@ -63,7 +66,9 @@ class Operation {
     // The whole block, before anything else. No thread may call failed() before it.
     DEEP_EP_DEVICE bool enter() {
         read_number();
-        return !__syncthreads_or(must_leave_at_entry());
+        const bool goes_on = !__syncthreads_or(must_leave_at_entry());
+        ended(Stage::kEnter);
+        return goes_on;
     }
 
     // The same for a kernel whose blocks all begin an operation, without an earlier launch that takes its number: each
@@ -88,7 +93,9 @@ class Operation {
         // announcements while kernels wait.
         if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);
         goes_on = goes_on && !leaves;
-        return !__syncthreads_or(!goes_on) || await_free();
+        const bool entered = !__syncthreads_or(!goes_on) || await_free();
+        ended(Stage::kEnter);
+        return entered;
     }
     // The same, if it does not matter which block takes the number.
     DEEP_EP_DEVICE bool enter_and_begin(wire::Kind kind, u64 arguments, u32 ranks) {

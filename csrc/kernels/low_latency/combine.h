@@ -236,12 +236,14 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     } else {
         publish_results(args, op, shape);
     }
+    op.ended(Stage::kStore);
     if (!op.sync_block()) return false;  // the block's stores come before its share of each signal
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
     // This thread is not needed for the next half's first wait.
     if (threadIdx.x == blockDim.x - 1) op.end_send();
+    op.ended(Stage::kSignal);
     return true;
 }
 
@@ -374,12 +376,14 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
                                     float* weights, Results* results, u8* stage, bool forwarded_last) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
     if (!await_results(args, op, ranks, results)) return;
+    op.ended(Stage::kAwait);
     device::RowSums row_sums(stage + device::kSumsAfterCopies);
     // Groups of LogFMT are not divided.
     const u32 parts = args.layout.rest_bytes == 0 ? parts_of_rows(warps, args.tokens) : 1;
     for (u32 task = blockIdx.x * device::warps() + device::warp(); task < args.tokens * parts; task += warps) {
         sum_results(args, op, shape, row_sums, rows, weights, results, task / parts, task % parts, parts);
     }
+    op.ended(Stage::kSum);
     // Only the block that was the last to post, while others still sum. A kernel launched for this part alone has no
     // such block.
     const bool sent_last = (args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0;

@@ -267,6 +267,7 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
                                   const DispatchScratch& scratch) {
     const u32 ranks = shape.ranks(), puts = args.layout.row_puts;
     if (!send_routings(args, op, shape, scratch)) return false;
+    op.ended(Stage::kRoute);
     const u32 nodes = args.layout.nodes();
     for (u32 i = blockIdx.x; i < nodes * puts; i += gridDim.x) {
         const u32 node = (args.layout.node_of(op.rank()) + 1 + i / puts) % nodes;
@@ -274,13 +275,16 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
         if (op.present(to) && !op.maps(to) && !put_rows(args, op, shape, node, i % puts)) return false;
     }
     write_rows(args, op, shape);
+    op.ended(Stage::kStore);
     if (!op.sync_block()) return false;  // the block's stores come before its share of each signal
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
     // This thread is not needed for the next half's first wait.
     if (threadIdx.x == blockDim.x - 1) op.end_send();
+    op.ended(Stage::kSignal);
     find_own_slots(args, op, shape);
+    op.ended(Stage::kKeep);
     return true;
 }
 

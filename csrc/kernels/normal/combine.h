@@ -341,6 +341,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_sources(args, op, shape, sources)) return;
+    op.ended(Stage::kPlan);
 
     const CombineChunks<Shape> chunks{args, op, sources, shape};
     // Owners that read this rank's rows in place, and owners that get them in chunks.
@@ -353,10 +354,12 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
         device::RowSums sums(at.sums.in(shared) + device::warp() * device::RowSums::kSharedBytes);
         sum_rounds(args, op, shape, chunks, sources, sums, rows + device::warp() * CombineShared::summands(ranks),
                    summers * device::kWarpSize);
+        op.ended(Stage::kSum);
     } else {
         serve_streams(
             op, args.layout, chunks, sends, [](u32) { return false; }, progress,
             blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
+        op.ended(Stage::kServe);
     }
     if (!op.last_block(kFinished)) return;
 

@@ -342,10 +342,12 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
+    op.ended(Stage::kPlan);
     const RowRange last = targets[ranks - 1].received;
     blank_unused_rows(args.recv_topk_idx, args.recv_topk_weights, u64{last.first} + last.rows, args.rows, shape.topk());
     store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
                  at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
+    op.ended(Stage::kStore);
 
     // The rows of all blocks are stored: one signal per mapped receiver, even without rows.
     if (op.last_block(kStored)) {
@@ -361,6 +363,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
     serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
                   gridDim.x * warps);
+    op.ended(Stage::kServe);
     if (!op.last_block(kFinished)) return;
 
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {

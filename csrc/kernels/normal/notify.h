@@ -240,8 +240,10 @@ DEEP_EP_DEVICE void make_starts(const NotifyArgs& args, Operation& op, u32 ranks
 // The block: the half of the exchange that waits for the first kernels of the peers.
 DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     if (!receive_counts(args, op, ranks)) return;
+    op.ended(Stage::kAwait);
     make_plan(args, op, ranks);
     if (!op.sync_block()) return;
+    op.ended(Stage::kPlan);
     const auto rows_from = [&](u32 from) {
         const i32* const sums = args.plan.rank_prefix + op.rank();
         return sums[from * ranks] - (from == 0 ? 0 : sums[(from - 1) * ranks]);
@@ -268,6 +270,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     if (ids.checked_here()) check_ids(op, ids, reinterpret_cast<i32*>(at.checked.in(shared)));
     const u32 blocks = ids.numbering_blocks();
     if (blockIdx.x < blocks && !number_all(op, {args, op, ranks}, blocks, at.counts.in(shared))) return;
+    op.ended(Stage::kNumber);
     if (!op.last_block(kCounted)) return;
 
     if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
@@ -275,6 +278,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     op.read_number();
     if (!op.await_free()) return;
     send_counts(args, op, ranks);
+    op.ended(Stage::kSignal);
     if (args.finish_later == 0) take_counts(args, op, ranks);
 }
 

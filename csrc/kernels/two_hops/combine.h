@@ -289,6 +289,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     if (!op.sync_block()) return;
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
     if (!find_published(args, op, me, tables)) return;
+    op.ended(Stage::kPlan);
 
     const u32 summers = warps - warps / 2, summands = device::warp() * CombineShared::summands(ranks, per_node);
     const Gatherer rows{args,
@@ -301,8 +302,10 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
                         {at.row_x.in(shared) + summands, at.row_weights.in(shared) + summands}};
     if (device::warp() < summers) {
         sum_all<Shape>(rows, summers);
+        op.ended(Stage::kSum);
     } else {
         return_all<Shape>(rows, at.done.in(shared), summers);
+        op.ended(Stage::kServe);
     }
     if (op.last_block(kFinished)) end_combine(args, op, me, tables);
 }

@@ -241,6 +241,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     for (u32 node = first; blockIdx.x < blocks && node < layout.nodes; node += blocks * device::warps()) {
         number_node_rows(op, args.plan, layout, {args.is_token_in_rank, args.tokens, op.ranks()}, node, rows);
     }
+    op.ended(Stage::kNumber);
     if (!op.last_block(kCounted)) return;
 
     if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
@@ -249,6 +250,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     if (threadIdx.x == 0) check_roles(op, layout);
     if (!op.await_free()) return;
     send_rail_counts(args, op, me);
+    op.ended(Stage::kSignal);
     if (args.finish_later == 0) take_counts(args, op, me);
 }
 

@@ -39,6 +39,8 @@ class Shape:
         How ranks are reached that are not mapped. A kernel has no code for other fabrics.
     masks_ranks
         Whether the Buffer may mask ranks. Without it, kernels have no code for that.
+    notes_stages
+        Whether kernels note when their warps end a stage. Without it, they have no code for that.
     """
 
     ranks: int = 8
@@ -50,12 +52,18 @@ class Shape:
     ranks_per_node: int | None = None
     fabrics: tuple[str, ...] = ()
     masks_ranks: bool = False
+    notes_stages: bool = False
 
     @property
     def macros(self) -> str:
         """Definitions that precede the headers of a kernel."""
         routes = sum(1 << C.route_named(fabric) for fabric in self.fabrics)
-        return f"#define DEEP_EP_ROUTES {routes}\n#define DEEP_EP_MAY_MASK {int(self.masks_ranks)}\n"
+        macros = {
+            "DEEP_EP_ROUTES": routes,
+            "DEEP_EP_MAY_MASK": int(self.masks_ranks),
+            "DEEP_EP_NOTES_STAGES": int(self.notes_stages),
+        }
+        return "".join(f"#define {name} {value}\n" for name, value in macros.items())
 
     @property
     def static(self) -> str:

@@ -18,14 +18,22 @@ from typing import Any
 from deep_ep_py._version import __version__
 from deep_ep_py.base.logs import Span
 from deep_ep_py.base.native import C
+from deep_ep_py.session.timeline.stages import Stages
 from deep_ep_py.session.timeline.tracks import Entry, Tracks
 from deep_ep_py.transport.bootstrap.machines import machine_name
 
-_HOST, _KERNELS, _WAITS, _QUEUES = range(4)
+_HOST, _KERNELS, _WAITS, _STAGES, _QUEUES = range(5)
 
 
 def write_rank(
-    path: Path, words: Any, ranks: int, group: str, spans: Sequence[Span], events: Iterable[C.timeline.Event], lost: int
+    path: Path,
+    words: Any,
+    ranks: int,
+    group: str,
+    spans: Sequence[Span],
+    events: Iterable[C.timeline.Event],
+    lost: int,
+    stages: Stages | None = None,
 ) -> None:
     """Write a rank's timeline.
 
@@ -45,6 +53,8 @@ def write_rank(
         What was recorded for this rank.
     lost
         How many events were not kept, of all ranks of the process.
+    stages
+        The stages of the rank's kernels, if they were noted.
     """
     tracks = Tracks(words.rank)
     for span in spans:
@@ -54,6 +64,8 @@ def write_rank(
         tracks.track(_HOST, None, "host").add(span.kind, "operation", span.begin, span.end, args)
     for event in sorted(events, key=lambda event: event.begin):
         _add(tracks, words, event)
+    if stages is not None:
+        _add_stages(tracks, stages)
     metadata = {
         "deep_ep_py": __version__,
         "rank": words.rank,
@@ -109,3 +121,15 @@ def _add(tracks: Tracks, words: Any, event: C.timeline.Event) -> None:
         arrow = None if word is None else ("s", f"{word}:{event.value}")
         track = tracks.track(_QUEUES, event.stream, title)
         track.add(name, event.name, begin, end, args | {"peer": event.peer}, arrow)
+
+
+def _add_stages(tracks: Tracks, stages: Stages) -> None:
+    for number, launch in enumerate(stages.launches):
+        if stages.clocks_differ:  # otherwise the kernel has an event of its own
+            begin, end = stages.interval(number)
+            args: Entry = {"blocks": launch.blocks, "stream": 0}
+            tracks.track(_KERNELS, 0, "kernels").add(launch.kernel, "kernel", begin, end, args)
+        for block, warp, name, begin, end in stages.of(number):
+            args = {"kernel": launch.kernel, "launch": number, "block": block, "warp": warp}
+            track = tracks.track(_STAGES, (block, warp), f"block {block}, warp {warp}")
+            track.add(name, "stage", begin, end, args)

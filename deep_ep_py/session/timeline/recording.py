@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from deep_ep_py.base import files
+from deep_ep_py.base.environment import TRACE
 from deep_ep_py.base.logs import log
 from deep_ep_py.base.native import C
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.session.timeline.chrome import write_rank
+from deep_ep_py.session.timeline.stages import Stages
 
-VARIABLE = "DEEP_EP_TRACE"
-"""The environment variable that has every Buffer of a process record a timeline, into this file."""
+SETTLE_SECONDS = 1.0
+"""How long the end of a recording waits for kernels whose stages it has."""
+
+STAGE_BYTES = 16 << 20
+"""Memory of a Buffer for what its kernels note about their stages, 8 bytes for each of a warp's, if they do."""
 
 MAX_EVENTS = 1_000_000
 """Events that a process keeps, 64 bytes each; the file says how many came later."""
@@ -120,12 +125,22 @@ class Recording:
         self._group = f"{engine.membership.number} {_mark_of(engine)}"
         bases = tuple(engine.runtime.peer_base(rank) for rank in range(engine.ranks))
         self._words = Words(engine.rank, bases, engine.runtime.heap_bytes)
+        # Until the recording ends: a Buffer that is destroyed gives its memory back.
+        self._runtime: Any = engine.runtime if engine.runtime.notes_stages else None
+        self._clocks_differ = engine.device.asynchronous
         _process.begin(engine.rank)
+        if self._runtime is not None:
+            self._runtime.record_stages(STAGE_BYTES)
         self.ended = False
         self._log.start_spans()
 
-    def end(self) -> None:
+    def end(self, settles: float = SETTLE_SECONDS) -> None:
         """End the recording and write the file; does nothing the second time, or in a forked child.
+
+        Parameters
+        ----------
+        settles
+            Seconds to wait for kernels whose stages it has.
 
         Raises
         ------
@@ -139,13 +154,26 @@ class Recording:
             spans = self._log.end_spans()
         finally:
             events, lost = _process.end(self._words.rank)
-        write_rank(self.path, self._words, self._ranks, self._group, spans, events, lost)
+        stages, more_lost = self._take_stages(settles)
+        write_rank(self.path, self._words, self._ranks, self._group, spans, events, lost + more_lost, stages)
         log.info("rank %d: timeline written to %s", self._words.rank, self.path)
 
-    def end_quietly(self) -> None:
+    def _take_stages(self, seconds: float) -> tuple[Stages | None, int]:
+        """Return the stages of the kernels, if they were noted, and the number of launches without."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
+            return None, 0
+        try:
+            launches = runtime.take_stages(seconds)
+        except DeepEPError as error:  # the GPU has failed: what else was recorded may tell why
+            log.error("rank %d: the stages of kernels are lost: %s", self._words.rank, error)
+            return None, 0
+        return Stages(launches, self._clocks_differ), runtime.stages_lost
+
+    def end_quietly(self, settles: float = SETTLE_SECONDS) -> None:
         """End the recording where an error must not hide another, or fail the caller: it is logged."""
         try:
-            self.end()
+            self.end(settles)
         except OSError as error:
             log.error("rank %d: the timeline is lost: %s", self._words.rank, error)
 
@@ -168,7 +196,7 @@ def start_if_asked(engine: Any) -> list[Recording]:
     is not recorded while the earlier one is. What keeps a timeline from being recorded is logged, and does not keep the
     Buffer from working.
     """
-    name = os.environ.get(VARIABLE)
+    name = os.environ.get(TRACE)
     if not name:
         return []
     path = Path(name)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from deep_ep_py.base import arguments
-from deep_ep_py.base.choices import COMBINE, COPIES, LAUNCH, chosen
+from deep_ep_py.base import arguments, logs
+from deep_ep_py.base.choices import COMBINE, COPIES, EXPAND, LAUNCH, STAGES, chosen
 from deep_ep_py.base.cpus import cpus_of, proxy_cpus
-from deep_ep_py.base.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET, TIMEOUT
+from deep_ep_py.base.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET, TIMEOUT, TRACE
 from deep_ep_py.base.native import C
 from deep_ep_py.compat.buffer import DEVICE_VARIABLE
 from deep_ep_py.device.cpu import CpuDevice
@@ -123,6 +123,12 @@ def _build(value: str) -> str:
     return "for production" if value == "fast" else "for tests of this library; slow"
 
 
+def _log_level(value: str) -> str:
+    if value not in logs.LEVELS:
+        raise ValueError(f"expected {' or '.join(logs.LEVELS)}")
+    return "which log lines are written to standard error"
+
+
 def _device(value: str) -> str:
     try:
         kind = torch.device(value).type
@@ -161,5 +167,9 @@ _CHECKS: dict[str, Callable[[str], str]] = {
     FOLDER_VARIABLE: _folder,
     COPIES: _choice(COPIES),
     COMBINE: _choice(COMBINE),
+    EXPAND: _choice(EXPAND),
     LAUNCH: _choice(LAUNCH),
+    STAGES: _choice(STAGES),
+    logs.VARIABLE: _log_level,
+    TRACE: lambda _: "the file into which every Buffer of this process records a timeline",
 }

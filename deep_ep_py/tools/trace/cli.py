@@ -9,12 +9,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from deep_ep_py.base.choices import STAGES
 from deep_ep_py.base.options import PICTURES, OutputFile
 from deep_ep_py.base.pictures import INSTALL_HINT, can_plot
 from deep_ep_py.session.timeline.chrome import write
 from deep_ep_py.tools.trace.explain import Explained, explain
 from deep_ep_py.tools.trace.merge import Timeline, cut, merge, read
 from deep_ep_py.tools.trace.picture import draw
+from deep_ep_py.tools.trace.stages import stages_of
 
 _WAITS_SHOWN = 3
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -62,6 +64,28 @@ def explain_command(files: tuple[Path, ...]) -> None:
         click.echo(
             "All durations are 0: under run_ranks on a CPU the clock is virtual, and stands still while ranks work."
         )
+
+
+@command.command("stages")
+@_FILES
+def stages_command(files: tuple[Path, ...]) -> None:
+    """Show how long each stage of a kernel takes; needs a recording with DEEP_EP_STAGES=on.
+
+    For each stage, in microseconds and as the median over launches and ranks: when the last warp ended it, from the
+    first warp's begin, and how long the warp took that took longest.
+    """
+    found = stages_of(_merged(files)["traceEvents"])
+    if not found:
+        raise click.ClickException(f"there are no stages in these timelines: set {STAGES}=on")
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("kernel", "stage"):
+        table.add_column(title)
+    for title in ("ended, us", "longest, us", "launches"):
+        table.add_column(title, justify="right")
+    for stage in found:
+        figures = (f"{stage.end:.2f}", f"{stage.duration:.2f}", str(len(stage.ends)))
+        table.add_row(stage.kernel, stage.name, *figures)
+    Console(highlight=False).print(table)
 
 
 @command.command("draw")

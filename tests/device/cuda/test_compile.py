@@ -200,6 +200,17 @@ def test_notify_loads_a_batch_of_flags_before_it_counts() -> None:
     assert vote and len(re.findall(r"\bld\.\S*[bu]8\b", before)) >= 16
 
 
+@pytest.mark.thorough
+def test_a_kernel_reads_the_clock_for_stages_only_on_request() -> None:
+    """Otherwise only bounded waits do; its stages are 6, its begin, and its end wherever it may leave."""
+    without, noting = (
+        compile_ptx(KERNELS["notify"], dataclasses.replace(WITHIN_A_NODE, notes_stages=notes), "sm_90a")[0]
+        for notes in (False, True)
+    )
+    assert noting.count("%globaltimer") >= without.count("%globaltimer") + 7
+    assert without.count("%globaltimer") <= 4
+
+
 def test_combine_loads_the_next_pieces_before_it_stores_a_sum() -> None:
     """From as many ranks as registers allow; otherwise a warp waits for the loads of each step.
 

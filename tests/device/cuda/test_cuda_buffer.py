@@ -391,3 +391,11 @@ def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path
 def test_bad_drivers(double: Path, workers: Path, tmp_path: Path, scenarios: tuple[str, ...]) -> None:
     """Permitted behavior of a driver: calls still work, or name the cause within their timeout."""
     assert on_threads(double, workers / "bad_drivers.py", tmp_path / "log", *scenarios).split() == list(scenarios)
+
+
+def test_stages_of_kernels(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Of those that are launched, in a recording; none of a graph."""
+    found = on_threads(double, workers / "staged.py", tmp_path / "log", str(tmp_path), DEEP_EP_STAGES="on")
+    assert found.count("('dispatch', 'store rows')") == 2 and found.count("('notify', 'await data')") == 2
+    none = on_threads(double, workers / "staged.py", tmp_path / "log", str(tmp_path), DEEP_EP_STAGES="off")
+    assert none == "[]\n[]\n"

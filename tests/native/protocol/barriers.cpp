@@ -92,7 +92,7 @@ struct Alone {
         context.mask.words[0] = 1;
     }
     wire::HeapHeader& header() { return *reinterpret_cast<wire::HeapHeader*>(heap.data()); }
-    CallArgs call() { return {&context, &ticket, &outcome, 1'000'000'000, 1}; }
+    CallArgs call() { return {&context, &ticket, &outcome, 1'000'000'000, 1, nullptr}; }
 };
 
 // A kernel that leaves at its entry is not an operation: other ranks' hosts must not find it announced as one.

@@ -67,7 +67,7 @@ void run_looks(uint64_t seed) {
     context.failures = &failures;
     context.claimed = &claimed;
     context.mask.words[0] = 1;
-    const Args args{{&context, &ticket, &outcome, 1'000'000'000, 1}, &passed};
+    const Args args{{&context, &ticket, &outcome, 1'000'000'000, 1, nullptr}, &passed};
     const u32 moment = Draw(seed).below(kWarps * kLooks);
     planted::run_world(1, seed, [&](int) {
         cpu::Executor& executor = cpu::Executor::get();

@@ -60,3 +60,11 @@ def test_what_modules_do(double: Path, workers: Path, log: Path) -> None:
     assert on_threads(double, workers / "ptx_on_double.py", log) == "word 7\n"
     printed = on_threads(double, workers / "ptx_on_double.py", log, **SEED)
     assert "data race: it writes memory accessed by a thread of rank" in printed and "kernel.cu:7" in printed, printed
+
+
+@pytest.mark.thorough
+def test_stages_of_kernels(double: Path, workers: Path, log: Path, tmp_path: Path) -> None:
+    """The PTX that is compiled to note them."""
+    program = workers / "staged.py"
+    found = on_threads(double, program, log, str(tmp_path), seconds=600, DEEP_EP_STAGES="on", **SEED)
+    assert found.count("('dispatch', 'store rows')") == 2 and found.count("('notify', 'await data')") == 2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from deep_ep_py.base.choices import COMBINE, COPIES, LAUNCH
+from deep_ep_py.base.choices import COMBINE, COPIES, LAUNCH, STAGES
 from deep_ep_py.base.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET, TIMEOUT
+from deep_ep_py.base.logs import VARIABLE
 from deep_ep_py.base.machine_files import Files
 from deep_ep_py.base.native import C
 from deep_ep_py.device.jit.cache import FOLDER_VARIABLE
@@ -16,10 +18,14 @@ from deep_ep_py.tools.doctor.findings import Finding, Verdict
 from deep_ep_py.tools.doctor.paths import paths
 from deep_ep_py.tools.doctor.variables import NEAR_PROVIDER, variables
 from machine_trees import by_name
+from places import ROOT
 
 pytestmark = pytest.mark.once
 
 HERE = Files(Path("/"), live=True)
+DOCUMENTED = re.findall(
+    r"`(DEEP_EP_[A-Z_]+)`", (ROOT / "docs" / "tuning.md").read_text().partition("## All environment")[2]
+)
 OFFERED = [provider.name for provider in C.libfabric_here().providers]
 NEAR = pytest.param(
     PROVIDER, NEAR_PROVIDER, Verdict.WARNING, marks=pytest.mark.skipif(NEAR_PROVIDER not in OFFERED, reason="no shm")
@@ -66,6 +72,8 @@ def test_nothing_is_set() -> None:
         (COPIES, "scalar", Verdict.ERROR),
         (COMBINE, "pushed", Verdict.ERROR),
         (LAUNCH, "plain", Verdict.INFO),
+        (STAGES, "yes", Verdict.ERROR),
+        (VARIABLE, "warning", Verdict.ERROR),
         ("DEEP_EP_DEVICE", "cpu", Verdict.INFO),
         ("DEEP_EP_DEVICE", "tpu", Verdict.ERROR),
         ("DEEP_EP_FABRICS", "proxy", Verdict.WARNING),
@@ -79,6 +87,13 @@ def test_each(monkeypatch: pytest.MonkeyPatch, name: str, value: str, verdict: V
     found = of(name)
     assert (found.verdict, found.value) == (verdict, value)
     assert found.reason and (found.command == f"unset {name}") == (verdict is not Verdict.INFO)
+
+
+@pytest.mark.parametrize("name", sorted(set(DOCUMENTED) - {"DEEP_EP_BUILDS", "DEEP_EP_JOBS", "DEEP_EP_SEED"}))
+def test_what_is_documented_is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Those of the build and the tests are not the library's."""
+    monkeypatch.setenv(name, "?")
+    assert of(name).reason != "the library itself does not read it"
 
 
 def test_cpus_of_which_some_may_not_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
