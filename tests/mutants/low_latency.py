@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: expert named twice gets two rows",
         "kernels/low_latency/unit.h",
-        "            if (other < k && ids_[other] == wanted) return wire::kNoExpert;\n",
+        "            counts &= ids_[other] != wanted;\n",
         "",
         "fast",
         "low latency",
@@ -193,8 +193,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: a block's share without the remainder",
         _RECEIVE,
-        "begin + each + (blockIdx.x < rest ? 1 : 0)",
-        "begin + each",
+        "begin_ + each + (blockIdx.x < rest ? 1 : 0)",
+        "begin_ + each",
         "fast",
         *LOW_LATENCY,
     ),

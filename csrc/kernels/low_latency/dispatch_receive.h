@@ -35,24 +35,30 @@ DEEP_EP_DEVICE void add_wait(const DispatchArgs& args, u32 source, u64 begin) {
     device::add_relaxed<Scope::kDevice>(reinterpret_cast<u64*>(args.waited_ns) + source, device::now_ns() - begin);
 }
 
-// The first warp: waits for the routing of source `known`, and takes all routings after it that have arrived without a
-// gap. Returns the first source whose routing is not known.
+// One thread: waits for the routing of a source.
+DEEP_EP_DEVICE void await_routing(const DispatchArgs& args, Operation& op, u32 source) {
+    const bool timed = args.waited_ns != nullptr && blockIdx.x == 0;
+    const u64 begin = timed ? device::now_ns() : 0;
+    op.wait_signal(Phase::kNotify, wire::kNotify, source, 1);
+    if (timed) add_wait(args, source, begin);
+}
+
+// The first warp: takes the routings of source `known` and of all after it that have arrived without a gap; waits for
+// the first one only if it is not there. Returns the first source whose routing is not known.
 DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source* sources, u32 ranks, u32 known) {
-    if (device::lane() == 0 && op.present(known)) {
-        const bool timed = args.waited_ns != nullptr && blockIdx.x == 0;
-        const u64 begin = timed ? device::now_ns() : 0;
-        op.wait_signal(Phase::kNotify, wire::kNotify, known, 1);
-        if (timed) add_wait(args, known, begin);
-    }
     for (u32 base = known; base < ranks; base += device::kWarpSize) {
         const u32 source = base + device::lane();
-        bool here = source < ranks;
-        if (here && op.present(source)) {
-            here = op.has_arrived(wire::kNotify, source, 1) || op.masked(source);
-            if (here) sources[source] = take_routing(args, op, source);
-        } else if (here) {
-            sources[source] = {};
+        const auto is_here = [&] {
+            return source < ranks &&
+                   (!op.present(source) || op.has_arrived(wire::kNotify, source, 1) || op.masked(source));
+        };
+        bool here = is_here();
+        if (base == known && !broadcast(here)) {
+            if (device::lane() == 0) await_routing(args, op, source);
+            __syncwarp();
+            here = here || is_here();
         }
+        if (here) sources[source] = op.present(source) ? take_routing(args, op, source) : Source{};
         const u32 mask = __ballot_sync(device::kFullMask, here);
         if (mask != device::kFullMask) return base + static_cast<u32>(__ffs(static_cast<int>(~mask))) - 1;
     }
@@ -107,19 +113,31 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
     }
 }
 
-// The tokens of a source whose rows a block places. All sources' tokens are divided equally among the blocks. The
-// division must not depend on what has arrived, since other blocks may have seen more of it.
+// The tokens of a source whose rows a block places.
 struct TokenShare {
     u32 first, end;
 
-    DEEP_EP_DEVICE TokenShare(const DispatchArgs& args, u32 ranks, u32 source) {
-        const u32 most = args.layout.max_tokens, each = ranks * most / gridDim.x, rest = ranks * most % gridDim.x;
-        const u32 begin = blockIdx.x * each + min(blockIdx.x, rest), before = source * most;
-        const auto within = [&](u32 at) { return at <= before ? 0 : min(at - before, most); };
-        first = within(begin);
-        end = within(begin + each + (blockIdx.x < rest ? 1 : 0));
-    }
     DEEP_EP_DEVICE bool has(u32 token) const { return token - first < end - first; }
+};
+
+// A block's part of all sources' tokens, which are divided equally among the blocks. The division must not depend on
+// what has arrived, since other blocks may have seen more of it.
+class BlockShare {
+  public:
+    DEEP_EP_DEVICE BlockShare(const DispatchArgs& args, u32 ranks) : most_(args.layout.max_tokens) {
+        const u32 each = ranks * most_ / gridDim.x, rest = ranks * most_ - each * gridDim.x;
+        begin_ = blockIdx.x * each + min(blockIdx.x, rest);
+        end_ = begin_ + each + (blockIdx.x < rest ? 1 : 0);
+    }
+    DEEP_EP_DEVICE TokenShare of(u32 source) const {
+        const u32 before = source * most_;
+        const auto within = [&](u32 at) { return at <= before ? 0 : min(at - before, most_); };
+        return {within(begin_), within(end_)};
+    }
+
+  private:
+    const u32 most_;
+    u32 begin_, end_;
 };
 
 // Bits below `bit` of an array of words.
@@ -196,32 +214,57 @@ DEEP_EP_DEVICE bool look_at(const DispatchArgs& args, Operation& op, const Shape
     return op.sync_block();  // the offsets and the list are complete
 }
 
-// A warp: stores a row's scales, `bytes` of them, into the columns of the outputs, as words of 4 bytes. A null `from`
-// stores zeros. Scales begin at a multiple of 4 bytes, and a row has room for their last word.
-DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, const RowPlace* places, u32 count) {
-    constexpr u32 kBatch = 2;  // words that a lane loads before it stores the first one
-    const u32 bytes = args.layout.scales_bytes, words = wire::ceil_div(bytes, sizeof(u32));
-    for (u32 first = device::lane(); first < words; first += kBatch * device::kWarpSize) {
-        u32 loaded[kBatch] = {};
-#pragma unroll
-        for (u32 b = 0; b < kBatch; ++b) {
-            const u32 i = first + b * device::kWarpSize;
-            if (from != nullptr && i < words) loaded[b] = reinterpret_cast<const u32*>(from)[i];
+// A warp's lanes' words of the scales of a row. Scales begin at a multiple of 4 bytes, and a row has room for their
+// last word.
+class RowScales {
+  public:
+    DEEP_EP_DEVICE explicit RowScales(const DispatchArgs& args) : args_(args) {}
+
+    // Begins to load the first words, before the places of the row are known. Null: they are zeros.
+    DEEP_EP_DEVICE void load(const u8* from) {
+        from_ = reinterpret_cast<const u32*>(from);
+        load_batch(device::lane());
+    }
+    // Stores them into the columns of the outputs, as words of 4 bytes.
+    DEEP_EP_DEVICE void store(const RowPlace* places, u32 count) {
+        store_batch(device::lane(), places, count);
+        for (u32 first = device::lane() + kBatch * device::kWarpSize; first < words();
+             first += kBatch * device::kWarpSize) {
+            load_batch(first);
+            store_batch(first, places, count);
         }
+    }
+
+  private:
+    static constexpr u32 kBatch = 2;  // words that a lane loads before it stores the first one
+
+    DEEP_EP_DEVICE u32 words() const { return wire::ceil_div(args_.layout.scales_bytes, sizeof(u32)); }
+    DEEP_EP_DEVICE void load_batch(u32 first) {
 #pragma unroll
         for (u32 b = 0; b < kBatch; ++b) {
             const u32 i = first + b * device::kWarpSize;
-            if (i >= words) break;
-            const u32 left = bytes - i * static_cast<u32>(sizeof(u32));
+            loaded_[b] = from_ != nullptr && i < words() ? from_[i] : 0;
+        }
+    }
+    DEEP_EP_DEVICE void store_batch(u32 first, const RowPlace* places, u32 count) const {
+#pragma unroll
+        for (u32 b = 0; b < kBatch; ++b) {
+            const u32 i = first + b * device::kWarpSize;
+            if (i >= words()) break;
+            const u32 left = args_.layout.scales_bytes - i * static_cast<u32>(sizeof(u32));
             // Bytes of the last word beyond the scales are zero.
-            const u32 word = left < sizeof(u32) ? loaded[b] & ((1u << 8 * left) - 1) : loaded[b];
+            const u32 word = left < sizeof(u32) ? loaded_[b] & ((1u << 8 * left) - 1) : loaded_[b];
             for (u32 n = 0; n < count; ++n) {
-                const u64 column = static_cast<u64>(places[n].expert) * words + i;
-                args.recv_scales[column * args.scales_stride + places[n].row] = word;
+                const u64 column = static_cast<u64>(places[n].expert) * words() + i;
+                args_.recv_scales[column * args_.scales_stride + places[n].row] = word;
             }
         }
     }
-}
+
+    const DispatchArgs& args_;
+    const u32* from_ = nullptr;
+    u32 loaded_[kBatch];
+};
 
 // A warp: keeps a unit's choices and their weights for the combine, for a source whose results this rank sums.
 DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
@@ -368,6 +411,9 @@ struct RowPlacing {
     DEEP_EP_DEVICE void place_row(const Window& window, u32 at) {
         const u32 topk = shape.topk(), token = window.first + at;
         const u32 capacity = shape.ranks() * args.layout.max_tokens;  // rows of an expert
+        const u8* const row = row_of(window, at);
+        RowScales scales(args);
+        if (args.layout.scales_bytes != 0) scales.load(here ? row + args.layout.x_bytes : nullptr);
         const u32 first_result = mapped ? 0 : results_before(window, at);
         u32 count = 0;
         for (u32 base = 0; base < topk; base += device::kWarpSize) {
@@ -390,10 +436,7 @@ struct RowPlacing {
             args.origins.positions[index] = wire::position(source, mapped ? token * topk + k : first_result + place);
         }
         __syncwarp();  // the list is complete
-        const u8* const row = row_of(window, at);
-        if (args.layout.scales_bytes != 0) {
-            place_scales(args, here ? row + args.layout.x_bytes : nullptr, scratch.places, count);
-        }
+        if (args.layout.scales_bytes != 0) scales.store(scratch.places, count);
         if (here) copies.to_many(scratch.targets, count, row, args.layout.x_bytes, args.streaming != 0);
         for (u32 i = 0; !here && i < count; ++i) zero_row(scratch.targets[i], args.layout.x_bytes);
         __syncwarp();  // the list has been read
@@ -404,10 +447,10 @@ struct RowPlacing {
 // operation is given up.
 template <class Shape>
 DEEP_EP_DEVICE bool place_rows_of(const DispatchArgs& args, Operation& op, const Shape& shape,
-                                  const DispatchScratch& scratch, device::RowCopies& copies, u32 source, u32& windows) {
-    const TokenShare share(args, shape.ranks(), source);
+                                  const DispatchScratch& scratch, device::RowCopies& copies, const TokenShare& share,
+                                  u32 source, u32& windows) {
     const u32 tokens = scratch.sources[source].tokens, end = min(tokens, share.end);
-    if (scratch.sources[source].takes_part == 0 || share.first == share.end) return true;
+    if (share.first == share.end || scratch.sources[source].takes_part == 0) return true;
     RowPlacing<Shape> placing(args, op, shape, scratch, copies, source);
     // Even without rows, for the time that the caller learns.
     if (args.waited_ns != nullptr && share.first == 0 && device::warp() == 0) placing.await(0, true);
@@ -436,6 +479,7 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
     device::RowCopies copies(scratch.copies);
     const Window window = scratch.window(0, 0);
     for (u32 i = threadIdx.x; i < args.layout.experts_per_rank * kWindowUnits; i += blockDim.x) window.marks[i] = 0;
+    const BlockShare own(args, ranks);
     bool goes_on = true;
     for (u32 round = 0, known = 0, windows = 0; goes_on && known < ranks; ++round) {
         // The first warp may reach the next round while others still read its note for this one, but cannot get further
@@ -450,7 +494,7 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
         goes_on = op.sync_block();
         op.ended(Stage::kPlan);
         for (const u32 end = goes_on ? *noted : known; goes_on && known < end; ++known) {
-            goes_on = place_rows_of(args, op, shape, scratch, copies, known, windows);
+            goes_on = place_rows_of(args, op, shape, scratch, copies, own.of(known), known, windows);
         }
     }
     copies.finish();

@@ -235,11 +235,12 @@ DEEP_EP_DEVICE_CALL void find_sums_of(const DispatchArgs& args, const Given& giv
 }
 
 // All warps of all blocks: find where the results of this rank's choices will arrive. This is done here, while rows are
-// in transit, because the caller may overwrite the ids and the weights once this half is complete.
+// in transit, because the caller may overwrite the ids and the weights once this half is complete. The last warps come
+// first, since the first one of each block goes on to wait for the routings of others.
 template <class Shape>
 DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op, const Shape& shape) {
     const u32 topk = shape.topk(), warps = gridDim.x * device::warps();
-    const u32 warp = blockIdx.x * device::warps() + device::warp();
+    const u32 warp = (device::warps() - 1 - device::warp()) * gridDim.x + blockIdx.x;
     const Given given = given_to(args, shape);
     for (u32 choice = warp * device::kWarpSize + device::lane(); choice < args.tokens * topk;
          choice += warps * device::kWarpSize) {
@@ -253,7 +254,7 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
                 wire::position(rank_of(args, id), token * topk + given.first(token, choice % topk));
         }
     }
-    for (u32 node = warp; args.layout.weighted != 0 && node < args.layout.nodes(); node += warps) {
+    for (u32 node = warp; kForwards && args.layout.weighted != 0 && node < args.layout.nodes(); node += warps) {
         find_sums_of(args, given, node);
     }
     for (u32 from = warp; args.layout.weighted == 0 && from < shape.ranks(); from += warps) {

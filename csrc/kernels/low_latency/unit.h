@@ -70,13 +70,16 @@ class TokenIds {
     }
 
   private:
+    // Without a branch, since lanes of a warp have different choices. The loop's bound must be a constant for the ids
+    // to be in registers.
     DEEP_EP_DEVICE u32 first_of(u32 k, u32 wanted, u32 begin, u32 count) const {
-        if (wanted - begin >= count) return wire::kNoExpert;
+        bool counts = wanted - begin < count;
 #pragma unroll
-        for (u32 other = 0; other < topk_; ++other) {
-            if (other < k && ids_[other] == wanted) return wire::kNoExpert;
+        for (u32 other = 0; other < Shape::kMostTopk; ++other) {
+            if (other >= k) break;
+            counts &= ids_[other] != wanted;
         }
-        return wanted - begin;
+        return counts ? wanted - begin : wire::kNoExpert;
     }
 
     const u32 topk_;
@@ -125,8 +128,8 @@ DEEP_EP_DEVICE u32 parts_of_unit(u32 warps, u32 units) {
     return shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
 }
 
-// Number of warps that share a row, if there are more warps than rows. More than 8 would have a few steps each.
-DEEP_EP_DEVICE u32 parts_of_rows(u32 warps, u32 rows) { return rows == 0 ? 1 : max(1u, min(8u, warps / rows)); }
+// Number of warps that share a row, if there are more warps than rows. More than 32 would have less than a step each.
+DEEP_EP_DEVICE u32 parts_of_rows(u32 warps, u32 rows) { return rows == 0 ? 1 : max(1u, min(32u, warps / rows)); }
 
 // The bytes of a row that one of them takes.
 struct PartOfRow {
