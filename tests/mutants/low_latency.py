@@ -18,8 +18,8 @@ _SHARES_JOINED = "    if (!op.sync_block()) return false;  // the block's stores
 _ROWS_JOINED = "    if (!op.sync_block()) return false;  // all warps' rows come before the first one's put\n"
 _EMPTY_PUT = "op.put_signal(layout.forwarder(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
 _COUNTED = "    for (u32 token = threadIdx.x; token < args.tokens; token += blockDim.x) {\n"
-_LAST = "if (!op.last_warp(kFinished)) return;"
-_FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
+_LAST = "if (!op.last_warp_to_finish()) return;"
+_FIRST = "if (op.last_warp_to_finish(), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
 _SUMS = (
     "    for (u32 task = blockIdx.x * device::warps() + device::warp(); task < args.tokens * parts; task += warps) {\n"

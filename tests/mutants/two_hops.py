@@ -240,8 +240,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: data signalled before all blocks have stored",
         _DISPATCH,
-        "if (op.last_block(kFinished)) end_dispatch(args, op, me, tables);",
-        "if (op.last_block(kFinished), blockIdx.x == 0) end_dispatch(args, op, me, tables);",
+        "if (op.last_to_finish()) end_dispatch(args, op, me, tables);",
+        "if (op.last_to_finish(), blockIdx.x == 0) end_dispatch(args, op, me, tables);",
         "exact",
         *TWO_HOPS,
     ),
@@ -446,8 +446,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: read given before all blocks have read",
         _COMBINE,
-        "if (op.last_block(kFinished)) end_combine(args, op, me, tables);",
-        "if (op.last_block(kFinished), blockIdx.x == 0) end_combine(args, op, me, tables);",
+        "if (op.last_to_finish()) end_combine(args, op, me, tables);",
+        "if (op.last_to_finish(), blockIdx.x == 0) end_combine(args, op, me, tables);",
         "exact",
         *TWO_HOPS,
     ),

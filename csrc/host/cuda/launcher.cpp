@@ -99,7 +99,7 @@ void CudaLauncher::make_resident(Kernel& kernel, const std::string& name) {
 }
 
 size_t CudaLauncher::max_shared_bytes() const {
-    constexpr size_t kStatic = 1024;  // more than the static shared memory of any kernel here
+    constexpr size_t kStatic = 2048;  // more than the static shared memory of any kernel here
     return static_cast<size_t>(context_->attribute(cuda::kMaxSharedPerBlockOptin)) - kStatic;
 }
 

@@ -32,8 +32,8 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       memory_(std::move(memory)),
       control_(make_control(*memory_)),
       launcher_(std::move(launcher)),
-      mapped_(make_private<u8*>(heaps_.size())),
-      nears_(make_private<u8*>(heaps_.size())),
+      mapped_(heaps_.size() > kKeptRanks ? make_private<u8*>(heaps_.size()) : nullptr),
+      nears_(heaps_.size() > kKeptRanks ? make_private<u8*>(heaps_.size()) : nullptr),
       routes_(make_private<fabric::Route>(heaps_.size())),
       mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
@@ -51,16 +51,15 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       make_warden_(std::move(make_warden)),
       make_networks_(std::move(make_networks)) {
     *remark_ = -1;
-    std::vector<u8*> mapped(heaps_.size(), nullptr);
-    std::vector<u8*> nears(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
-        if (options_.routes[r] != fabric::kMapped) continue;
-        mapped[r] = heaps_[r]->base();
-        nears[r] = near_.of(static_cast<int>(r));
-        if (nears[r] == nullptr) throw std::logic_error("a mapped rank's near part is not mapped");
+        if (mapped(r) && near_.of(static_cast<int>(r)) == nullptr) {
+            throw std::logic_error("a mapped rank's near part is not mapped");
+        }
     }
-    memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
-    memory_->write(nears_.get(), nears.data(), nears.size() * sizeof(u8*));
+    if (heaps_.size() > kKeptRanks) {
+        memory_->write(mapped_.get(), bases().data(), heaps_.size() * sizeof(u8*));
+        memory_->write(nears_.get(), nears().data(), heaps_.size() * sizeof(u8*));
+    }
     connect({}, generation_);
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
@@ -77,6 +76,20 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 }
 
 Runtime::~Runtime() { failures_->leave(*this); }
+
+std::vector<u8*> Runtime::bases() const {
+    std::vector<u8*> found;
+    for (size_t r = 0; r < heaps_.size(); ++r) found.push_back(mapped(r) ? heaps_[r]->base() : nullptr);
+    return found;
+}
+
+std::vector<u8*> Runtime::nears() const {
+    std::vector<u8*> found;
+    for (size_t r = 0; r < heaps_.size(); ++r) {
+        found.push_back(mapped(r) ? near_.of(static_cast<int>(r)) : nullptr);
+    }
+    return found;
+}
 
 // Queue pairs are made only to ranks with which this one communicates.
 std::vector<fabric::Route> Runtime::routes(const wire::RankMask& mask) const {
@@ -120,6 +133,9 @@ void Runtime::write_context(uint64_t sequence) {
     context.claimed = claimed_.get();
     context.suspects = suspects_.get();
     context.decisions = decisions_.get();
+    const size_t kept = std::min<size_t>(heaps_.size(), kKeptRanks);
+    std::copy_n(bases().begin(), kept, context.bases);
+    std::copy_n(nears().begin(), kept, context.nears);
     context.failures = failures_->address();
     // A failure whose caller has not been notified concerns this Buffer too: its next operations may be given the
     // results of the failed one.

@@ -272,6 +272,9 @@ class Runtime final : private FailureCount::Member {
     };
     bool abort_if_lost(Lost& seen);
     int find_lost(bool left) const;
+    std::vector<u8*> bases() const;  // of the ranks that are mapped
+    std::vector<u8*> nears() const;
+    bool mapped(size_t rank) const { return options_.routes[rank] == fabric::kMapped; }
     bool present(int rank) const { return !mask_.has(static_cast<u32>(rank)); }
     std::vector<fabric::Route> routes(const wire::RankMask& mask) const;
     std::shared_ptr<Warden> new_warden() const;
@@ -297,8 +300,8 @@ class Runtime final : private FailureCount::Member {
     std::atomic<bool> left_{false};                       // leave() has been called
     std::atomic<uint64_t> launched_ns_{0};                // launched_ns()
     std::atomic<bool> in_graphs_{false};                  // some of its calls are part of graphs
-    const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
-    const std::shared_ptr<u8*> nears_;                    // Context::peers.nears
+    const std::shared_ptr<u8*> mapped_;                   // Context::peers.base; null if blocks keep it
+    const std::shared_ptr<u8*> nears_;                    // Context::peers.nears; likewise
     const std::shared_ptr<fabric::Route> routes_;         // Context::peers.route
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base

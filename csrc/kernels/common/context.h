@@ -36,6 +36,9 @@ static_assert(Sequence::of(Sequence{kMaxGenerations - 1, (1ull << kUseBits) - 1,
                   Sequence::of(Sequence{3, 5, 1}.next(2).word()).use == 6,
               "sequence: its parts must round-trip, and after the last region the use must increase by one");
 
+// Ranks whose addresses each block keeps in its shared memory. More have theirs in device memory.
+constexpr u32 kKeptRanks = 64;
+
 // What all blocks of a kernel read. On entry each copies it to its shared memory: an acquire makes an SM forget what it
 // has in its L1, so that every later access would go to the L2 again.
 struct Environment {
@@ -52,6 +55,8 @@ struct Environment {
     u64* failures;       // failures of this rank's Buffers; each failed generation of a Buffer counts once
     u64 failures_known;  // number of these that no longer concern this Buffer
     u64 sequence;        // see above; the first kernel of an operation takes its number here (P1)
+    u8* bases[kKeptRanks];  // what peers.base and peers.nears point to in a block's copy, if they are null here
+    u8* nears[kKeptRanks];
 };
 static_assert(sizeof(Environment) % sizeof(u64) == 0, "threads copy it by words");
 
@@ -67,7 +72,10 @@ struct Context : Environment {
 constexpr bool kMayMask = DEEP_EP_MAY_MASK != 0;
 
 // Points at which the blocks of a kernel count their arrivals; the last to arrive continues alone.
-enum Arrival : u32 { kCounted, kStored, kSent, kFinished, kArrivals };
+enum Arrival : u32 { kCounted, kStored, kSent, kArrivals };
+
+// In Ticket::blocks_left: more than the blocks of any launch.
+constexpr u32 kGaveUp = 1u << 16;
 
 // One per call, or per call of a captured graph. The operation's first kernel stores the number here; its later kernels
 // read it (P1). A successful operation leaves the ticket ready for the next one. What a failed operation leaves belongs
@@ -82,7 +90,7 @@ struct Ticket {
     u32 claimed;     // generation in which a thread was the first to give up; that thread writes the record
     u32 generation;  // of the fields below and of `completion`; see Operation::renew_ticket
     u32 blocks_arrived[kArrivals];  // last-block counters
-    u32 blocks_left;                // the same at the end of a kernel, which every block reaches
+    u32 blocks_left;  // the same at the end of a kernel; those that gave up also count in units of kGaveUp
 };
 
 // Arguments of every kernel of an operation.

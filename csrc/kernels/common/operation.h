@@ -48,17 +48,15 @@ class Operation : public StageNotes<kNotesStages> {
           generation_(Sequence::of(environment_.sequence).generation),
           bank_(environment_.peers.heap.bank_offset(generation_)) {}
 
-    // The whole block, at the end of the kernel, whatever its outcome. The last block of the launch to get here tells
-    // the host that nothing of the call is used any longer: the host may give the ticket and the records to another
-    // call. Its acquire reads from the releases of the other blocks, and the host acquires from its release. The next
-    // kernel that is given the ticket follows this one, so that a plain store of the counter suffices.
+    // The whole block, at the end of the kernel, whatever its outcome. The last block of the launch to leave tells the
+    // host that nothing of the call is used any longer: the host may give the ticket and the records to another call. A
+    // block that has finished its part has left already, unless it is the last one (leave()). The host acquires from
+    // the release here. The next kernel that is given the ticket follows this one, so that a plain store of the counter
+    // suffices.
     DEEP_EP_DEVICE ~Operation() {
-        ended(Stage::kFinish);
+        if (!finished_ || is_last_) ended(Stage::kFinish);
         __syncthreads();
-        if (threadIdx.x != 0) return;
-        if (device::fetch_add_acq_rel<Scope::kDevice>(&ticket_.blocks_left, 1u) != gridDim.x - 1) return;
-        ticket_.blocks_left = 0;
-        device::store_release<Scope::kSystem>(&outcome_.launches_ended, launch_);
+        if (threadIdx.x == 0) end_launch();
     }
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
@@ -180,7 +178,9 @@ class Operation : public StageNotes<kNotesStages> {
     }
     // Ends this operation's use of a word. Only after every block has finished waiting on it.
     DEEP_EP_DEVICE void consume(u32 kind, u32 source, u64 puts) {
-        environment_.base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
+        // Nothing reads it before the next kernel, so nothing need wait for the value: relaxed.
+        device::add_relaxed<Scope::kDevice>(&environment_.base[wire::word_index(region(), kind, source, ranks())],
+                                            puts * wire::kUnit);
     }
 
     // Counters of this rank's kernels, [ranks, kSlots]: see Context.
@@ -346,10 +346,15 @@ class Operation : public StageNotes<kNotesStages> {
         if (!sync_block()) return false;
         return __syncthreads_or(threadIdx.x == 0 && is_last_at(arrival)) != 0;
     }
+    // The whole block, once it has done its part of the operation: the same, for the block that goes on to finish it.
+    // The others have left the kernel: they use nothing of the call any longer.
+    DEEP_EP_DEVICE bool last_to_finish() {
+        return has_finished() && __syncthreads_or(threadIdx.x == 0 && leave(1)) != 0;
+    }
     // The same, but true only in that block's first warp, which does not wait for the other warps.
-    DEEP_EP_DEVICE bool last_warp(Arrival arrival) {
-        if (!sync_block() || device::warp() != 0) return false;
-        return broadcast(device::lane() == 0 && is_last_at(arrival)) != 0;
+    DEEP_EP_DEVICE bool last_warp_to_finish() {
+        if (!has_finished() || device::warp() != 0) return false;
+        return broadcast(device::lane() == 0 && leave(1)) != 0;
     }
 
     // --- sending
@@ -428,11 +433,19 @@ class Operation : public StageNotes<kNotesStages> {
     // once all of its blocks have got further (take_number_once()).
     DEEP_EP_DEVICE static const Environment& copied(const Environment& environment, BlockState& block) {
         const auto* const from = reinterpret_cast<const u64*>(&environment);
-        auto* const to = reinterpret_cast<u64*>(&block.environment);
-        for (u32 i = threadIdx.x; i < sizeof(Environment) / sizeof(u64); i += blockDim.x) to[i] = from[i];
+        Environment& own = block.environment;
+        auto* const to = reinterpret_cast<u64*>(&own);
+        for (u32 i = threadIdx.x; i < sizeof(Environment) / sizeof(u64); i += blockDim.x) {
+            u64 word = from[i];
+            // The pointers to addresses that the block keeps itself. No other load depends on this one.
+            if (to + i == reinterpret_cast<u64*>(&own.peers.base)) word = word != 0 ? word : address_of(own.bases);
+            if (to + i == reinterpret_cast<u64*>(&own.peers.nears)) word = word != 0 ? word : address_of(own.nears);
+            to[i] = word;
+        }
         __syncthreads();  // the copy is complete
-        return block.environment;
+        return own;
     }
+    DEEP_EP_DEVICE static u64 address_of(u8** list) { return reinterpret_cast<u64>(list); }
     // Each thread of the block, once: returns whether to leave at once. One thread checks for all. A kernel that starts
     // with the abort word set leaves (P14). So does one queued behind a failure of another Buffer of this rank, since
     // its inputs may be that Buffer's results.
@@ -456,6 +469,26 @@ class Operation : public StageNotes<kNotesStages> {
             fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
         }
         return gives_up || elsewhere;
+    }
+    // The whole block: a barrier. Returns whether it has done its part without giving up.
+    DEEP_EP_DEVICE bool has_finished() {
+        ended(Stage::kFinish);  // later the memory may be another launch's
+        return finished_ = sync_block();
+    }
+    // The first thread of each block, at the end. Not inlined, since a kernel ends at several places.
+    DEEP_EP_DEVICE_CALL void end_launch() {
+        if (!finished_) leave(1 + kGaveUp);
+        if (!is_last_) return;
+        ticket_.blocks_left = 0;
+        device::store_release<Scope::kSystem>(&outcome_.launches_ended, launch_);
+    }
+    // The first thread of each block, once: counts it among those that have left the kernel. Returns whether it is the
+    // last one and none has given up. Otherwise words of the operation have not been waited for, and its region may not
+    // be given back. As is_last_at().
+    DEEP_EP_DEVICE bool leave(u32 count) {
+        const u32 before = device::fetch_add_acq_rel<Scope::kDevice>(&ticket_.blocks_left, count);
+        is_last_ = before % kGaveUp == gridDim.x - 1;
+        return before == gridDim.x - 1;
     }
     // One thread of each block: returns whether its block is the last of the kernel to get here. It then sees what the
     // others stored before (its acquire reads from their releases). Litmus: count_by_atomics.
@@ -621,6 +654,8 @@ class Operation : public StageNotes<kNotesStages> {
     u64 use_ = 0;  // number of earlier uses of the region
     u32 region_ = 0;
     u64 arguments_ = 0;
+    bool finished_ = false;  // this block has done its part
+    bool is_last_ = false;   // of the first thread: the others have left
 };
 
 }  // namespace deep_ep

@@ -388,7 +388,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     // such block.
     const bool sent_last = (args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0;
     if ((args.phases & kForward) != 0 ? forwarded_last : sent_last) op.quiet();
-    if (!op.last_warp(kFinished)) return;
+    if (!op.last_warp_to_finish()) return;
 
     // All blocks have read the rows that were published for this owner.
     const bool publishes = args.published != wire::kUnpublished;

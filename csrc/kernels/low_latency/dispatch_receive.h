@@ -509,7 +509,7 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
     if (!place_rows(args, op, shape, scratch)) return;
     // Only one block, while others still place rows. A kernel launched for this half alone has no block that sent last.
     if ((args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0) op.quiet();
-    if (!op.last_warp(kFinished)) return;
+    if (!op.last_warp_to_finish()) return;
     for (u32 e = device::lane(); args.stats != nullptr && e < args.layout.experts_per_rank; e += device::kWarpSize) {
         args.stats[e] += static_cast<i32>(scratch.ends[e]);
     }

@@ -361,7 +361,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
             blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
         op.ended(Stage::kServe);
     }
-    if (!op.last_block(kFinished)) return;
+    if (!op.last_to_finish()) return;
 
     // All blocks have read the rows that were published for this owner.
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {

@@ -364,7 +364,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
                   gridDim.x * warps);
     op.ended(Stage::kServe);
-    if (!op.last_block(kFinished)) return;
+    if (!op.last_to_finish()) return;
 
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (stores(r)) op.wait_signal(Phase::kData, wire::kData, r, 1);

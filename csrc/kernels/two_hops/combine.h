@@ -307,7 +307,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
         return_all<Shape>(rows, at.done.in(shared), summers);
         op.ended(Stage::kServe);
     }
-    if (op.last_block(kFinished)) end_combine(args, op, me, tables);
+    if (op.last_to_finish()) end_combine(args, op, me, tables);
 }
 
 struct CombineKernel {

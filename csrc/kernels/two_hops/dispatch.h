@@ -384,7 +384,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     } else {
         send_all(args, op, shape, me, tables, at.done.in(shared), forwarders);
     }
-    if (op.last_block(kFinished)) end_dispatch(args, op, me, tables);
+    if (op.last_to_finish()) end_dispatch(args, op, me, tables);
 }
 
 struct DispatchKernel {

@@ -392,9 +392,9 @@ for shared in (48 << 10, 100 << 10, 64 << 10, 100 << 10):
 print(refused(launcher.launch, "dispatch", SHAPE, 1, 1, 227 << 10, bytes(8)))
 """
     printed, log = run_logged(double, tmp_path, program)
-    assert calls(log, "attribute") == [f"8={226 << 10}"]
+    assert calls(log, "attribute") == [f"8={225 << 10}"]
     assert printed == [
-        f"CudaError: dispatch with {227 << 10} bytes of shared memory for each block: Double has {226 << 10}"
+        f"CudaError: dispatch with {227 << 10} bytes of shared memory for each block: Double has {225 << 10}"
     ]
 
 

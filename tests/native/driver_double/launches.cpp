@@ -188,7 +188,7 @@ Result cuFuncLoad(Function function) {
 Result cuFuncGetAttribute(int* value, int which, Function function) {
     BEGIN(enter_in_context("cuFuncGetAttribute"));
     if (!codes.count(function)) return kInvalidHandle;
-    constexpr int kStaticShared = 1024;
+    constexpr int kStaticShared = 2048;
     *value = which == kLocalSizeBytes ? static_cast<int>(local_bytes()) : kStaticShared;
     return which == kLocalSizeBytes || which == kSharedSizeBytes ? kSuccess : kInvalidValue;
 }

@@ -70,6 +70,8 @@ class Lent(NamedTuple):
     owner: int = 0
     runs: int = 0
     left: int = 0
+    gave_up: int = 0  # of those
+    finishing: int = -1  # the block that goes on to finish the operation
     told: int = -1  # the latest call that the host was told has ended
     blocks: tuple[Block, ...] = (Block(), Block())
 
@@ -78,43 +80,61 @@ class Lent(NamedTuple):
 class Tickets:
     """Two calls one after the other with one ticket, which the host gives to the second when the first has ended.
 
-    A block works with the ticket, counts itself among those that have left, and the last one tells the host. The second
-    block of the first call gives up.
+    A block works with the ticket and counts itself among those that have left. The last one finishes the operation, if
+    none has given up, and tells the host. The second block of the second call gives up.
     """
 
     last_block_tells: bool = True
     counts_blocks_that_gave_up: bool = True
+    counts_them_apart: bool = True
+    finishes_before_it_tells: bool = True
     counts_from_zero: bool = True
 
     def initial(self) -> Lent:
-        return Lent(blocks=(Block(), Block(gives_up=True)))
+        return Lent()
 
     def steps(self, state: Lent) -> Iterator[Step[Lent]]:
         for b, block in enumerate(state.blocks):
             if block.works:
                 after = state._replace(blocks=with_item(state.blocks, b, block._replace(works=False)))
-                yield f"block {b} of call {state.runs} is done with the ticket", after
+                yield f"block {b} of call {state.runs} is done with its part", after
             elif not block.counted and (self.counts_blocks_that_gave_up or not block.gives_up):
-                yield from self._leaves(state, b, block)
+                yield self._leaves(state, b, block)
+        if state.finishing >= 0:
+            after = state._replace(finishing=-1)
+            text = f"block {state.finishing} of call {state.runs} has finished the operation"
+            yield text, self._told(after) if self.finishes_before_it_tells else after
         if state.told == state.owner and state.owner + 1 < CALLS:
             yield "the host gives the ticket to the next call", state._replace(owner=state.owner + 1)
-        if state.runs < state.owner and not any(block.works for block in state.blocks):
-            yield "its kernel begins", state._replace(runs=state.owner, blocks=(Block(), Block()))
+        busy = state.finishing >= 0 or any(block.works for block in state.blocks)
+        if state.runs < state.owner and not busy:
+            yield "its kernel begins", state._replace(runs=state.owner, blocks=(Block(), Block(gives_up=True)))
 
-    def _leaves(self, state: Lent, b: int, block: Block) -> Iterator[Step[Lent]]:
-        left = state.left + 1
-        state = state._replace(blocks=with_item(state.blocks, b, block._replace(counted=True)), left=left)
-        if left == BLOCKS or not self.last_block_tells:
-            again = 0 if left == BLOCKS and self.counts_from_zero else left
-            yield (
-                f"block {b} of call {state.runs} leaves and tells the host",
-                state._replace(left=again, told=state.runs),
+    def _told(self, state: Lent) -> Lent:
+        again = {"left": 0, "gave_up": 0} if self.counts_from_zero else {}
+        return state._replace(told=state.runs, **again)
+
+    def _leaves(self, state: Lent, b: int, block: Block) -> Step[Lent]:
+        left, gave_up = state.left + 1, state.gave_up + (block.gives_up and self.counts_them_apart)
+        blocks = with_item(state.blocks, b, block._replace(counted=True))
+        state = state._replace(blocks=blocks, left=left, gave_up=gave_up)
+        if left != BLOCKS:
+            text = f"block {b} of call {state.runs} leaves"
+            return (
+                (text, state)
+                if self.last_block_tells
+                else (f"{text} and tells the host", state._replace(told=state.runs))
             )
-        else:
-            yield f"block {b} of call {state.runs} leaves", state
+        if gave_up != 0 or block.gives_up:
+            return f"block {b} of call {state.runs} leaves and tells the host", self._told(state)
+        after = state._replace(finishing=b)
+        text = f"block {b} of call {state.runs}, the last one, goes on"
+        return (text, after) if self.finishes_before_it_tells else (f"{text} and tells the host", self._told(after))
 
     def wrong(self, state: Lent) -> str | None:
-        if state.owner != state.runs and any(block.works for block in state.blocks):
+        if state.finishing >= 0 and any(block.gives_up for block in state.blocks):
+            return f"call {state.runs}, which a block has given up, is finished"
+        if state.owner != state.runs and (state.finishing >= 0 or any(block.works for block in state.blocks)):
             return f"a block of call {state.runs} uses the ticket of call {state.owner}"
         return None
 
