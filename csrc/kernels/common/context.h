@@ -72,7 +72,7 @@ struct Context : Environment {
 constexpr bool kMayMask = DEEP_EP_MAY_MASK != 0;
 
 // Points at which the blocks of a kernel count their arrivals; the last to arrive continues alone.
-enum Arrival : u32 { kCounted, kStored, kSent, kArrivals };
+enum Arrival : u32 { kStored, kSent, kArrivals };
 
 // In Ticket::blocks_left: more than the blocks of any launch.
 constexpr u32 kGaveUp = 1u << 16;

@@ -26,6 +26,14 @@ DEEP_EP_DEVICE int broadcast(int value) {
     return __shfl_sync(device::kFullMask, value, 0);
 }
 
+// A warp: returns the sum over its lanes, in all lanes.
+DEEP_EP_DEVICE u32 warp_total(u32 value) {
+    for (u32 step = device::kWarpSize / 2; step != 0; step /= 2) {
+        value += __shfl_xor_sync(device::kFullMask, value, static_cast<int>(step));
+    }
+    return value;
+}
+
 // A word of this rank that must reach a value, and the rank that is expected to add to it.
 struct Awaited {
     Phase phase;
@@ -63,8 +71,11 @@ class Operation : public StageNotes<kNotesStages> {
 
     // The whole block, before anything else. No thread may call failed() before it.
     DEEP_EP_DEVICE bool enter() {
-        read_number();
+        // Loaded before the check, so that both wait for memory at the same time.
+        const u64 number = ticket_.operation, use = ticket_.use, arguments = ticket_.arguments;
+        const u32 region = ticket_.region;
         const bool goes_on = !__syncthreads_or(must_leave_at_entry());
+        be(number, use, region, arguments);
         ended(Stage::kEnter);
         return goes_on;
     }
@@ -129,12 +140,7 @@ class Operation : public StageNotes<kNotesStages> {
         announce(&header()->announcement, kind);
     }
     // All threads, after the barrier that follows take_number().
-    DEEP_EP_DEVICE void read_number() {
-        number_ = ticket_.operation;
-        use_ = ticket_.use;
-        region_ = ticket_.region;
-        arguments_ = ticket_.arguments;
-    }
+    DEEP_EP_DEVICE void read_number() { be(ticket_.operation, ticket_.use, ticket_.region, ticket_.arguments); }
 
     DEEP_EP_DEVICE u32 generation() const { return generation_; }
     DEEP_EP_DEVICE u64 number() const { return number_; }
@@ -514,13 +520,16 @@ class Operation : public StageNotes<kNotesStages> {
         return what.peer >= 0 && masked(static_cast<u32>(what.peer));
     }
     DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
+    DEEP_EP_DEVICE void be(u64 number, u64 use, u32 region, u64 arguments) {
+        number_ = number;
+        use_ = use;
+        region_ = region;
+        arguments_ = arguments;
+    }
     // Reads the number of the operation that begins now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {
         const Sequence now = Sequence::of(environment_.sequence);
-        use_ = now.use;
-        region_ = now.region;
-        number_ = use_ * heap().regions + region_;
-        arguments_ = arguments;
+        be(now.use * heap().regions + now.region, now.use, now.region, arguments);
     }
     DEEP_EP_DEVICE Sequence next() const { return Sequence{generation_, use_, region_}.next(heap().regions); }
     // One thread.

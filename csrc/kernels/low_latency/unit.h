@@ -163,12 +163,4 @@ struct RowList {
     }
 };
 
-// A warp: returns the sum over its lanes, in all lanes.
-DEEP_EP_DEVICE u32 warp_total(u32 value) {
-    for (u32 step = device::kWarpSize / 2; step != 0; step /= 2) {
-        value += __shfl_xor_sync(device::kFullMask, value, static_cast<int>(step));
-    }
-    return value;
-}
-
 }  // namespace deep_ep::low_latency

@@ -35,34 +35,27 @@ struct NotifyArgs {
 
 struct NotifyShared {
     SharedArray<u32> counts;  // [2, warps] tokens that each warp of a group has counted
+    SharedArray<u32> tokens;  // [ranks] of each source
     SharedArray<u8> checked;  // of check_ids()
     u32 bytes;
 
     constexpr explicit NotifyShared(const BlockSizes& block, SharedCut cut = {})
-        : counts(cut.take<u32>(2 * block.warps)), checked(cut.take<u8>(checked_ids_bytes(block))), bytes(cut.end()) {}
+        : counts(cut.take<u32>(2 * block.warps)),
+          tokens(cut.take<u32>(block.ranks)),
+          checked(cut.take<u8>(checked_ids_bytes(block))),
+          bytes(cut.end()) {}
 };
 
-// Flags that a lane loads at once.
+// Flags that a lane loads before the first one is used: together they cost one latency of memory.
 constexpr u32 kScanSteps = 16;
+constexpr u32 kScanned = kScanSteps * device::kWarpSize;  // tokens
+// Which of them go to a place: in each word a bit per lane.
+using Scan = u32[kScanSteps];
 
-// A warp: numbers those of the tokens [first, end) that go to a place, from `count` on and in token order. Returns the
-// next number. load(batch, goes) finds which tokens go there for a whole batch, before the first of them is counted,
-// which costs one memory latency per batch; note(token, goes, number) is told each token's.
-template <class Load, class Note>
-DEEP_EP_DEVICE u32 number_tokens(u32 first, u32 end, u32 count, Load load, Note note) {
-    const u32 lanes_below = (1u << device::lane()) - 1;
-    for (u32 batch = first; batch < end; batch += kScanSteps * device::kWarpSize) {
-        bool goes[kScanSteps];
-        load(batch, goes);
+DEEP_EP_DEVICE u32 total(const Scan& scan) {
+    u32 count = 0;
 #pragma unroll
-        for (u32 s = 0; s < kScanSteps; ++s) {
-            const u32 begin = batch + s * device::kWarpSize, token = begin + device::lane();
-            if (begin >= end) break;
-            const u32 mask = __ballot_sync(device::kFullMask, token < end && goes[s]);
-            if (token < end) note(token, goes[s], count + static_cast<u32>(__popc(mask & lanes_below)));
-            count += static_cast<u32>(__popc(mask));
-        }
-    }
+    for (u32 s = 0; s < kScanSteps; ++s) count += static_cast<u32>(__popc(scan[s]));
     return count;
 }
 
@@ -76,66 +69,99 @@ struct Numbering {
     DEEP_EP_DEVICE u32 nodes() const { return args.plan.tokens_to_node != nullptr ? ranks / args.per_node : 0; }
     DEEP_EP_DEVICE u32 places() const { return ranks + nodes(); }
 
-    // A warp: no token goes to a rank that is left out. The flags for ranks of a node are next to each other, so those
-    // for the later ones are mostly in the cache by then.
-    DEEP_EP_DEVICE u32 number(u32 place, u32 first, u32 end, u32 count, bool notes) const {
+    // A warp: scans the tokens from `batch` on, up to `end`, which is greater. No token goes to a rank that is left
+    // out. The flags for ranks of a node are next to each other, so those for the later ones are mostly in the cache by
+    // then.
+    DEEP_EP_DEVICE void find(u32 place, u32 batch, u32 end, Scan& scan) const {
         const bool is_node = place >= ranks;
-        const u32 node = place - ranks;
-        const u32 from = is_node ? node * args.per_node : place, to = is_node ? from + args.per_node : place + 1;
-        const auto load = [&](u32 batch, bool (&goes)[kScanSteps]) {
+        const u32 from = is_node ? (place - ranks) * args.per_node : place,
+                  to = is_node ? from + args.per_node : place + 1;
+        u32 goes[kScanSteps] = {}, flags[kScanSteps];
+        for (u32 r = from; r < to; ++r) {
+            if (!op.present(r)) continue;
 #pragma unroll
-            for (u32 s = 0; s < kScanSteps; ++s) goes[s] = false;
-            for (u32 r = from; r < to; ++r) {
-                if (!op.present(r)) continue;
+            for (u32 s = 0; s < kScanSteps; ++s) {  // without a branch: the last token stands in for those beyond it
+                const u32 token = min(batch + s * device::kWarpSize + device::lane(), end - 1);
+                flags[s] = args.is_token_in_rank[static_cast<u64>(token) * ranks + r];
+            }
 #pragma unroll
-                for (u32 s = 0; s < kScanSteps; ++s) {
-                    const u32 token = batch + s * device::kWarpSize + device::lane();
-                    goes[s] |= token < end && args.is_token_in_rank[static_cast<u64>(token) * ranks + r] != 0;
-                }
-            }
-        };
-        const auto note = [&](u32 token, bool goes, u32 number) {
-            const i32 index = goes ? static_cast<i32>(number) : -1;
-            if (!notes) return;
-            if (is_node) {
-                args.plan.token_node[static_cast<u64>(token) * nodes() + node] = index;
-                return;
-            }
-            args.plan.token_row[static_cast<u64>(token) * ranks + place] = index;
-            if (goes) args.plan.row_token[static_cast<u64>(place) * args.tokens + number] = static_cast<i32>(token);
-        };
-        return number_tokens(first, end, count, load, note);
+            for (u32 s = 0; s < kScanSteps; ++s) goes[s] |= flags[s];
+        }
+#pragma unroll
+        for (u32 s = 0; s < kScanSteps; ++s) {
+            const bool exists = batch + s * device::kWarpSize + device::lane() < end;
+            scan[s] = __ballot_sync(device::kFullMask, exists && goes[s] != 0);
+        }
+    }
+    // A warp: numbers those of the scanned tokens that go there, from `count` on and in token order. Returns the next
+    // number.
+    DEEP_EP_DEVICE u32 number(u32 place, u32 batch, u32 end, const Scan& scan, u32 count) const {
+        const u32 lanes_below = (1u << device::lane()) - 1;
+#pragma unroll
+        for (u32 s = 0; s < kScanSteps; ++s) {
+            const u32 begin = batch + s * device::kWarpSize, token = begin + device::lane();
+            if (begin >= end) break;
+            const bool goes = (scan[s] >> device::lane() & 1) != 0;
+            if (token < end) note(place, token, goes, count + static_cast<u32>(__popc(scan[s] & lanes_below)));
+            count += static_cast<u32>(__popc(scan[s]));
+        }
+        return count;
     }
     DEEP_EP_DEVICE void note_total(u32 place, u32 tokens) const {
         i32* const total = place < ranks ? args.plan.rows_to_rank + place : args.plan.tokens_to_node + (place - ranks);
         *total = static_cast<i32>(tokens);
     }
+
+  private:
+    DEEP_EP_DEVICE void note(u32 place, u32 token, bool goes, u32 number) const {
+        const i32 index = goes ? static_cast<i32>(number) : -1;
+        if (place >= ranks) {
+            args.plan.token_node[static_cast<u64>(token) * nodes() + (place - ranks)] = index;
+            return;
+        }
+        args.plan.token_row[static_cast<u64>(token) * ranks + place] = index;
+        if (goes) args.plan.row_token[static_cast<u64>(place) * args.tokens + number] = static_cast<i32>(token);
+    }
 };
 
 // The first `blocks` blocks: number the tokens for all places. If there are more warps than places, a group of warps
-// numbers for one: each warp counts its part of the tokens, and continues from the counts of the parts before.
-// `counts`: [2, warps] in shared memory. False if the operation is given up.
+// numbers for one: each warp counts its part of the tokens, and continues from the counts of the parts before. A part
+// that it has scanned at once is not scanned again. `counts`: [2, warps] in shared memory. False if the operation is
+// given up.
 DEEP_EP_DEVICE bool number_all(Operation& op, const Numbering& numbering, u32 blocks, u32* counts) {
     const u32 warps = device::warps(), places = numbering.places(), tokens = numbering.args.tokens;
     const u32 groups = min(warps, wire::ceil_div(places, blocks)), members = warps / groups;
     const u32 group = device::warp() / members, member = device::warp() % members;
     const u32 first = static_cast<u32>(u64{tokens} * member / members);
     const u32 end = static_cast<u32>(u64{tokens} * (member + 1) / members);
+    const bool counted = members > 1, at_once = end - first <= kScanned;
     for (u32 begin = blockIdx.x * groups, round = 0; begin < places; begin += blocks * groups, ++round) {
         const u32 place = begin + group;
         const bool mine = group < groups && place < places;
-        u32 before = 0;
-        if (members > 1) {
+        u32 number = 0;
+        Scan scan;
+        if (counted) {
             // A warp may reach the next round while others still read this one's counts, but cannot get further ahead.
             u32* const of_round = counts + round % 2 * warps;
-            const u32 count = mine ? numbering.number(place, first, end, 0, false) : 0;
-            if (device::lane() == 0) of_round[device::warp()] = count;
+            u32 own = 0;
+            for (u32 batch = first; mine && batch < end; batch += kScanned) {
+                numbering.find(place, batch, end, scan);
+                own += total(scan);
+            }
+            if (device::lane() == 0) of_round[device::warp()] = own;
             if (!op.sync_block()) return false;
-            for (u32 other = group * members; mine && other < device::warp(); ++other) before += of_round[other];
+            u32 before = 0;
+            for (u32 other = group * members + device::lane(); other < device::warp(); other += device::kWarpSize) {
+                before += of_round[other];
+            }
+            number = warp_total(before);
         }
         if (!mine) continue;
-        before = numbering.number(place, first, end, before, true);
-        if (member == members - 1 && device::lane() == 0) numbering.note_total(place, before);
+        for (u32 batch = first; batch < end; batch += kScanned) {
+            if (!counted || !at_once) numbering.find(place, batch, end, scan);
+            number = numbering.number(place, batch, end, scan, number);
+        }
+        if (member == members - 1 && device::lane() == 0) numbering.note_total(place, number);
     }
     return true;
 }
@@ -166,11 +192,13 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
     }
 }
 
-// The block: waits for the messages of all ranks and checks that they belong to this operation.
-DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+// The block: waits for the messages of all ranks and checks that they belong to this operation. `tokens`: [ranks] in
+// shared memory, receives those of each source.
+DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks, u32* tokens) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (!op.present(r)) {
             args.plan.source_tokens[r] = 0;
+            tokens[r] = 0;
             if (args.heaps != nullptr) args.heaps[r] = 0;
             continue;
         }
@@ -179,6 +207,7 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
         wire::NotifyHeader header;
         if (!check_counts(op, r, message, header)) continue;
         args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
+        tokens[r] = header.tokens;
         if (args.heaps != nullptr) args.heaps[r] = header.heap_bytes;  // the host reads it after `counts_ready`
         op.consume(wire::kNotify, r, 1);
     }
@@ -187,7 +216,7 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
 
 // The block: finds where every source's rows end in every receiver, and what this rank receives. All ranks see the same
 // counts, so if one of them would receive too much, all refuse.
-DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) {
+DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks, const u32* tokens) {
     static_assert(u64{wire::kMaxTokens} * wire::kMaxRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const u8* rows = op.local_region();
     for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
@@ -195,7 +224,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
         const auto rows_of = [&](u32 from) { return rows + args.layout.notify_row(from) + wire::kNotifyCounts; };
         for_counts(op, ranks, to, rows_of, [&](u32 from, u32 count) {
             const i32 begin = sum;
-            sum += bounded_count(op, from, count, static_cast<u32>(args.plan.source_tokens[from]));
+            sum += bounded_count(op, from, count, tokens[from]);
             args.plan.rank_prefix[from * ranks + to] = sum;
             if (to != op.rank() || args.plan.rank_end == nullptr) return;
             args.plan.rank_begin[from] = begin;
@@ -238,10 +267,10 @@ DEEP_EP_DEVICE void make_starts(const NotifyArgs& args, Operation& op, u32 ranks
 }
 
 // The block: the half of the exchange that waits for the first kernels of the peers.
-DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
-    if (!receive_counts(args, op, ranks)) return;
+DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks, u32* tokens) {
+    if (!receive_counts(args, op, ranks, tokens)) return;
     op.ended(Stage::kAwait);
-    make_plan(args, op, ranks);
+    make_plan(args, op, ranks, tokens);
     if (!op.sync_block()) return;
     op.ended(Stage::kPlan);
     const auto rows_from = [&](u32 from) {
@@ -271,7 +300,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     const u32 blocks = ids.numbering_blocks();
     if (blockIdx.x < blocks && !number_all(op, {args, op, ranks}, blocks, at.counts.in(shared))) return;
     op.ended(Stage::kNumber);
-    if (!op.last_block(kCounted)) return;
+    if (!op.last_to_finish()) return;
 
     if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
     __syncthreads();
@@ -279,7 +308,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     if (!op.await_free()) return;
     send_counts(args, op, ranks);
     op.ended(Stage::kSignal);
-    if (args.finish_later == 0) take_counts(args, op, ranks);
+    if (args.finish_later == 0) take_counts(args, op, ranks, at.tokens.in(shared));
 }
 
 // Launched to finish a dispatch that was begun earlier. One block. On a CUDA stream, a wait for peers holds up
@@ -288,9 +317,12 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
 template <class Shape>
 DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     if (!op.enter()) return;
-    take_counts(args, op, Shape::of(args.shape).ranks());
+    const u32 ranks = Shape::of(args.shape).ranks();
+    const NotifyShared at({ranks, 0, 0, device::warps(), 0});
+    take_counts(args, op, ranks, at.tokens.in(shared));
 }
 
 struct NotifyKernel {
@@ -301,11 +333,12 @@ struct NotifyKernel {
     static constexpr u32 shared_bytes(const BlockSizes& block) { return NotifyShared(block).bytes; }
 };
 
-struct CountsKernel : NoSharedMemory {
+struct CountsKernel {
     static constexpr const char* kName = "counts";
     using Args = NotifyArgs;
     template <class Shape>
     static constexpr auto kEntry = counts<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return NotifyShared(block).bytes; }
 };
 
 }  // namespace deep_ep

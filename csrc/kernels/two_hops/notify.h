@@ -242,7 +242,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
         number_node_rows(op, args.plan, layout, {args.is_token_in_rank, args.tokens, op.ranks()}, node, rows);
     }
     op.ended(Stage::kNumber);
-    if (!op.last_block(kCounted)) return;
+    if (!op.last_to_finish()) return;
 
     if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
     __syncthreads();

@@ -39,9 +39,9 @@ DEEP_EP_KERNEL void sync(const void* args) {
         note(kGroup, [&] { return threadIdx.x >= kGroupThreads || op.sync_group(kGroupThreads); });
         note(kWarp, [&] { return device::warp() != 0 || op.sync_warp(); });
         note(kBlock, [&] { return op.sync_block(); });
-        note(kLastBlock, [&] { return op.last_block(kCounted); });
+        note(kLastBlock, [&] { return op.last_block(kStored); });
         __syncthreads();
-        if (threadIdx.x == 0) a.call.ticket->blocks_arrived[kCounted] = 0;
+        if (threadIdx.x == 0) a.call.ticket->blocks_arrived[kStored] = 0;
     }
 }
 
