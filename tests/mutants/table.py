@@ -363,6 +363,46 @@ MUTANTS = (
         "peer",
         "weak",
     ),
+    one(
+        "notify: a part that is too large to be scanned at once is not scanned again",
+        "kernels/normal/notify.h",
+        "at_once = end - first <= kScanned;",
+        "at_once = true;",
+        "fast",
+        *NORMAL,
+    ),
+    one(
+        "notify: tokens beyond a warp's part counted",
+        "kernels/normal/notify.h",
+        "__ballot_sync(device::kFullMask, exists && goes[s] != 0);",
+        "__ballot_sync(device::kFullMask, (exists || goes[s] != 0) && goes[s] != 0);",
+        "fast",
+        *NORMAL,
+    ),
+    # --- kernels/normal/layout.h
+    one(
+        "layout: sums left for the next launch",
+        "kernels/normal/layout.h",
+        "            args.sums[i] = 0;  // for the next launch\n",
+        "",
+        "fast",
+        *NORMAL,
+    ),
+    one(
+        "layout: any block takes the sums",
+        "kernels/normal/layout.h",
+        "fetch_add_acq_rel<Scope::kDevice>(args.added, 1u) == gridDim.x - 1;",
+        "fetch_add_acq_rel<Scope::kDevice>(args.added, 1u) == 0;",
+        "fast",
+        *NORMAL,
+    ),
+    silent(
+        "layout: sums taken without an order",
+        "kernels/normal/layout.h",
+        "fetch_add_acq_rel<Scope::kDevice>(args.added, 1u)",
+        "fetch_add_relaxed<Scope::kDevice>(args.added, 1u)",
+        *NORMAL,
+    ),
     # --- host
     one(
         "host: an offer of the wrong place",

@@ -170,6 +170,15 @@ std::vector<StageRecord::Launch> Runtime::take_stages(uint64_t nanoseconds) {
 // Stored by kernels; no other data depends on it.
 int64_t Runtime::take_remark() { return __atomic_exchange_n(remark_.get(), -1, __ATOMIC_RELAXED); }
 
+u32* Runtime::zero_words(size_t count) {
+    constexpr size_t kLeast = 1024;
+    if (count > zero_count_) {
+        zero_count_ = std::max(count, kLeast);
+        zero_words_.push_back(make_private<u32>(zero_count_));
+    }
+    return zero_words_.back().get();
+}
+
 // Allocates many at once: on a GPU an allocation is slow, and may wait for kernels that wait for those of this rank.
 void Runtime::make_spare(size_t count) {
     const auto tickets = make_private<Ticket>(count);

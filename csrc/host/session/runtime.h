@@ -145,6 +145,8 @@ class Runtime final : private FailureCount::Member {
     i64* remark() const { return remark_.get(); }
     // Returns and clears it.
     int64_t take_remark();
+    // At least `count` words of kernel memory, zero, for a kernel outside any operation that leaves them zero.
+    u32* zero_words(size_t count);
     // The offset in this rank's heap; 0 for address 0.
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
 
@@ -314,6 +316,8 @@ class Runtime final : private FailureCount::Member {
     const std::shared_ptr<FailureCount> failures_;
     const std::shared_ptr<Context> context_;
     uint64_t timeout_ns_;
+    std::vector<std::shared_ptr<u32>> zero_words_;  // each larger than those before, which graphs may still use
+    size_t zero_count_ = 0;                         // of the last
     uint64_t announced_ = 0;
     std::vector<u64> told_mapped_;  // the contents of mapped_bytes_
     uint32_t generation_ = 1;       // of Context::sequence

@@ -17,25 +17,24 @@ struct LayoutArgs {
     u32 tokens;
     u32 experts;
     ExpertIds topk_idx;      // [tokens, topk] expert ids, -1: none
-    i32* tokens_per_rank;    // [ranks] zeroed by the host
-    i32* tokens_per_node;    // [nodes] zeroed by the host; null: not counted
-    i32* tokens_per_expert;  // [experts] zeroed by the host
+    i32* tokens_per_rank;    // [ranks]
+    i32* tokens_per_node;    // [nodes]; null: not counted
+    i32* tokens_per_expert;  // [experts]
     u8* is_token_in_rank;    // [tokens, ranks]
     i64* wrong_id;           // host-visible: an id that is neither -1 nor an expert's
+    // Sums over the blocks, [ranks + nodes + experts], and the number of blocks that have added theirs. All are zero
+    // between launches, which run in order (P1).
+    i32* sums;
+    u32* added;
 };
 
-// Counts by one block.
+// Counts by one block, one after another: those of ranks, nodes and experts.
 struct LayoutShared {
-    SharedArray<i32> ranks;
-    SharedArray<i32> nodes;
-    SharedArray<i32> experts;
+    SharedArray<i32> counts;
     u32 bytes;
 
     constexpr explicit LayoutShared(const BlockSizes& block, SharedCut cut = {})
-        : ranks(cut.take<i32>(block.ranks)),
-          nodes(cut.take<i32>(block.ranks / block.per_node)),
-          experts(cut.take<i32>(block.experts)),
-          bytes(cut.end()) {}
+        : counts(cut.take<i32>(block.ranks + block.ranks / block.per_node + block.experts)), bytes(cut.end()) {}
 };
 
 // One thread: returns whether a token's flags already include a rank of the node.
@@ -52,13 +51,11 @@ DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), topk = shape.topk();
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    const u32 nodes = ranks / args.per_node, counted = ranks + nodes + args.experts;
     const LayoutShared at({ranks, args.experts, topk, device::warps(), 0, args.per_node});
-    auto* rank_counts = at.ranks.in(shared);
-    auto* node_counts = at.nodes.in(shared);
-    auto* expert_counts = at.experts.in(shared);
-    for (u32 i = threadIdx.x; i < ranks; i += blockDim.x) rank_counts[i] = 0;
-    for (u32 i = threadIdx.x; i < ranks / args.per_node; i += blockDim.x) node_counts[i] = 0;
-    for (u32 i = threadIdx.x; i < args.experts; i += blockDim.x) expert_counts[i] = 0;
+    i32* const rank_counts = at.counts.in(shared);
+    i32 *const node_counts = rank_counts + ranks, *const expert_counts = node_counts + nodes;
+    for (u32 i = threadIdx.x; i < counted; i += blockDim.x) rank_counts[i] = 0;
     __syncthreads();
 
     for (u32 token = blockIdx.x * blockDim.x + threadIdx.x; token < args.tokens; token += gridDim.x * blockDim.x) {
@@ -86,15 +83,27 @@ DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
     }
 
     __syncthreads();
-    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (rank_counts[r] != 0) device::add_relaxed<Scope::kDevice>(&args.tokens_per_rank[r], rank_counts[r]);
+    if (gridDim.x != 1) {
+        for (u32 i = threadIdx.x; i < counted; i += blockDim.x) {
+            if (rank_counts[i] != 0) device::add_relaxed<Scope::kDevice>(&args.sums[i], rank_counts[i]);
+        }
+        __syncthreads();  // all threads' sums come before the first one's release
+        // The last block acquires from the releases of the others. Litmus: count_by_atomics.
+        const bool last =
+            threadIdx.x == 0 && device::fetch_add_acq_rel<Scope::kDevice>(args.added, 1u) == gridDim.x - 1;
+        if (!__syncthreads_or(last)) return;
+        if (threadIdx.x == 0) *args.added = 0;
+        for (u32 i = threadIdx.x; i < counted; i += blockDim.x) {
+            rank_counts[i] = device::load_relaxed<Scope::kDevice>(&args.sums[i]);
+            args.sums[i] = 0;  // for the next launch
+        }
+        __syncthreads();
     }
-    for (u32 node = threadIdx.x; node < ranks / args.per_node; node += blockDim.x) {
-        if (node_counts[node] != 0) device::add_relaxed<Scope::kDevice>(&args.tokens_per_node[node], node_counts[node]);
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) args.tokens_per_rank[r] = rank_counts[r];
+    for (u32 node = threadIdx.x; args.tokens_per_node != nullptr && node < nodes; node += blockDim.x) {
+        args.tokens_per_node[node] = node_counts[node];
     }
-    for (u32 e = threadIdx.x; e < args.experts; e += blockDim.x) {
-        if (expert_counts[e] != 0) device::add_relaxed<Scope::kDevice>(&args.tokens_per_expert[e], expert_counts[e]);
-    }
+    for (u32 e = threadIdx.x; e < args.experts; e += blockDim.x) args.tokens_per_expert[e] = expert_counts[e];
 }
 
 struct LayoutKernel {

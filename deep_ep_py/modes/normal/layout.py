@@ -35,9 +35,9 @@ def launch_count(engine: Engine, topk_idx: torch.Tensor, num_experts: int, strea
     (tokens, topk), device, nodes = topk_idx.shape, engine.device, engine.topology.nodes
     engine.prepare(0, topk, "layout")
     with device.allocating(streams.allocate_on_comm):
-        per_rank = torch.zeros(engine.ranks, dtype=torch.int32, device=device.torch_device)
-        per_node = torch.zeros(nodes, dtype=torch.int32, device=device.torch_device) if nodes > 1 else None
-        per_expert = torch.zeros(num_experts, dtype=torch.int32, device=device.torch_device)
+        per_rank = torch.empty(engine.ranks, dtype=torch.int32, device=device.torch_device)
+        per_node = torch.empty(nodes, dtype=torch.int32, device=device.torch_device) if nodes > 1 else None
+        per_expert = torch.empty(num_experts, dtype=torch.int32, device=device.torch_device)
         in_rank = torch.empty((tokens, engine.ranks), dtype=torch.bool, device=device.torch_device)
     device.order_after_caller(streams.event, streams.allocate_on_comm)
     outputs = per_rank, per_node, per_expert, in_rank

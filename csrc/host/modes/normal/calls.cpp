@@ -55,6 +55,10 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);
     args.is_token_in_rank = pointer<u8>(is_token_in_rank);
     args.wrong_id = runtime.remark();
+    const u32 sums = args.shape.ranks_ + args.shape.ranks_ / args.per_node + args.experts;
+    u32* const zeros = runtime.zero_words(1 + sums);
+    args.added = zeros;
+    args.sums = reinterpret_cast<i32*>(zeros + 1);
     return runtime.launch<LayoutKernel>(args, blocks, sizes.experts);
 }
 
