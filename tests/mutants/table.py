@@ -364,19 +364,11 @@ MUTANTS = (
         "weak",
     ),
     one(
-        "notify: a part that is too large to be scanned at once is not scanned again",
-        "kernels/normal/notify.h",
-        "at_once = end - first <= kScanned;",
-        "at_once = true;",
-        "fast",
-        *NORMAL,
-    ),
-    one(
         "notify: tokens beyond a warp's part counted",
         "kernels/normal/notify.h",
         "__ballot_sync(device::kFullMask, exists && goes[s] != 0);",
         "__ballot_sync(device::kFullMask, (exists || goes[s] != 0) && goes[s] != 0);",
-        "fast",
+        "exact",
         *NORMAL,
     ),
     # --- kernels/normal/layout.h

@@ -180,13 +180,12 @@ class Operation : public StageNotes<kNotesStages> {
     }
     // The value of a word once `puts` puts of this operation have arrived (P7).
     DEEP_EP_DEVICE u64 target(u32 kind, u32 source, u64 puts) const {
-        return environment_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;
+        return *consumed(kind, source) + puts * wire::kUnit;
     }
     // Ends this operation's use of a word. Only after every block has finished waiting on it.
     DEEP_EP_DEVICE void consume(u32 kind, u32 source, u64 puts) {
         // Nothing reads it before the next kernel, so nothing need wait for the value: relaxed.
-        device::add_relaxed<Scope::kDevice>(&environment_.base[wire::word_index(region(), kind, source, ranks())],
-                                            puts * wire::kUnit);
+        device::add_relaxed<Scope::kDevice>(consumed(kind, source), puts * wire::kUnit);
     }
 
     // Counters of this rank's kernels, [ranks, kSlots]: see Context.
@@ -314,7 +313,9 @@ class Operation : public StageNotes<kNotesStages> {
 
     // One thread: the same as wait_signal() without waiting. The acquire pairs as in wait_word().
     DEEP_EP_DEVICE bool has_arrived(u32 kind, u32 source, u64 puts) {
-        return device::load_acquire<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);
+        // Neither load waits for the other's result. The word is never behind what has been consumed of it.
+        const u64 before = *consumed(kind, source), now = device::load_acquire<Scope::kSystem>(word(kind, source));
+        return now - before >= puts * wire::kUnit;
     }
 
     // The whole block: waits until every rank has given back the previous use of its region, so that it may be stored
@@ -525,6 +526,10 @@ class Operation : public StageNotes<kNotesStages> {
         use_ = use;
         region_ = region;
         arguments_ = arguments;
+    }
+    // How much of a word earlier uses of its region have consumed.
+    DEEP_EP_DEVICE u64* consumed(u32 kind, u32 source) const {
+        return environment_.base + wire::word_index(region(), kind, source, ranks());
     }
     // Reads the number of the operation that begins now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {

@@ -304,8 +304,12 @@ DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 sour
     bool here = true;
     if (device::lane() == 0) {
         const u64 begin = timed ? device::now_ns() : 0;
-        here =
-            op.maps(source) ? op.wait_signal(Phase::kData, wire::kData, source, 1) : await_put(args, op, source, part);
+        if (!op.maps(source)) {
+            here = await_put(args, op, source, part);
+        } else {
+            here = (!op.failed() && op.has_arrived(wire::kData, source, 1)) ||
+                   op.wait_signal(Phase::kData, wire::kData, source, 1);
+        }
         if (timed) add_wait(args, source, begin);
     }
     return broadcast(here) != 0;
