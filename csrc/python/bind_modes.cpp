@@ -135,7 +135,7 @@ void bind_normal(py::module_& module) {
     m.def("max_ranks", &host::normal::max_ranks, py::arg("runtime"), py::arg("experts"));
     m.def("layout", &host::normal::layout, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("topk_idx"),
           py::arg("tokens_per_rank"), py::arg("tokens_per_node"), py::arg("tokens_per_expert"),
-          py::arg("is_token_in_rank"), py::arg("blocks"), NoGil());
+          py::arg("is_token_in_rank"), py::arg("blocks"), py::arg("zero_words") = 0, NoGil());
     m.def("counts", &host::normal::counts, py::arg("call"), NoGil());
     m.def("total_rows", &host::normal::total_rows, py::arg("call"));
     m.def("forwarded_rows", &host::normal::forwarded_rows, py::arg("call"));

@@ -37,13 +37,27 @@ def launch_count(engine: Engine, topk_idx: torch.Tensor, num_experts: int, strea
     with device.allocating(streams.allocate_on_comm):
         per_rank = torch.empty(engine.ranks, dtype=torch.int32, device=device.torch_device)
         per_node = torch.empty(nodes, dtype=torch.int32, device=device.torch_device) if nodes > 1 else None
-        per_expert = torch.empty(num_experts, dtype=torch.int32, device=device.torch_device)
+        per_expert, zero_words = _per_expert(engine, num_experts)
         in_rank = torch.empty((tokens, engine.ranks), dtype=torch.bool, device=device.torch_device)
     device.order_after_caller(streams.event, streams.allocate_on_comm)
     outputs = per_rank, per_node, per_expert, in_rank
-    launch_layout(engine, topk_idx, num_experts, outputs)
+    launch_layout(engine, topk_idx, num_experts, outputs, zero_words)
     engine.counted.note(topk_idx, per_expert, in_rank)
     return outputs
+
+
+def _per_expert(engine: Engine, num_experts: int) -> tuple[torch.Tensor, int]:
+    """Return a tensor for the tokens per expert, and the address of words that are zero, for the sums over blocks.
+
+    In a capture they are part of the graph: a replay must use none that the Buffer owns, which the program may drop, or
+    that a call beside it uses. Otherwise the address is 0, and the Buffer has such words.
+    """
+    device = engine.device.torch_device
+    if not engine.device.capturing():
+        return torch.empty(num_experts, dtype=torch.int32, device=device), 0
+    sums = 1 + 2 * engine.ranks + num_experts  # as many nodes as ranks, at most
+    both = torch.zeros(num_experts + sums, dtype=torch.int32, device=device)
+    return both[:num_experts], both[num_experts:].data_ptr()
 
 
 @contextmanager
@@ -64,6 +78,7 @@ def launch_layout(
     topk_idx: torch.Tensor,
     num_experts: int,
     outputs: Outputs,
+    zero_words: int = 0,
 ) -> None:
     """Launch the kernel that fills tokens per rank, per node and per expert, and the ranks of each token."""
     tokens, topk = topk_idx.shape
@@ -81,6 +96,7 @@ def launch_layout(
             tokens_per_expert=per_expert,
             is_token_in_rank=in_rank,
             blocks=blocks,
+            zero_words=zero_words,
         )
 
     engine.launch_alone((topk_idx, *outputs), launch)

@@ -332,6 +332,22 @@ def behind_another_buffer(group: Any) -> None:
     group.barrier()
 
 
+def layouts(group: Any) -> None:
+    """A layout of a graph has words of its own: what a call has left in those of the Buffer does not matter to it."""
+    trial = Trial.of(BY_NAME["uniform"])
+    buffer = make_buffer(group, trial.case, "peer", device="cuda")
+    ids = dispatch_arguments(trial.work, buffer.rank)["topk_idx"].clone()
+    graph = pretend_gpu.Graph()
+    with graph.capture():
+        replayed = buffer.get_dispatch_layout(ids, trial.case.experts)
+    for _ in range(2):
+        called = buffer.get_dispatch_layout(ids, trial.case.experts)
+        graph.replay()
+        for ours, theirs in zip(replayed[:4], called[:4], strict=True):
+            assert (ours is None) == (theirs is None) and (ours is None or torch.equal(ours, theirs))
+        ids = ids.copy_(ids.flip(0))
+
+
 def other_calls() -> None:
     assert run_ranks(4, meet, device="cuda") == [2] * 4
     with pytest.raises(ZeroDivisionError, match="the cause") as info:
@@ -345,6 +361,7 @@ def other_calls() -> None:
     run_ranks(2, fails_later, device="cuda")
     run_ranks(2, behind_another_buffer, device="cuda")
     run_ranks(2, dropped_graphs, device="cuda")
+    run_ranks(4, layouts, device="cuda")
     run_ranks(2, pool, device="cuda")
     run_ranks(4, fp8_rows, device="cuda")
     run_ranks(2, refused_pool, device="cuda")

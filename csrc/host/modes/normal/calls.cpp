@@ -41,7 +41,8 @@ uint32_t max_ranks(const Runtime& runtime, uint32_t experts) {
 }
 
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
-                uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks) {
+                uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks,
+                uint64_t zero_words) {
     LayoutArgs args{};
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.tokens = sizes.tokens;
@@ -56,7 +57,7 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
     args.is_token_in_rank = pointer<u8>(is_token_in_rank);
     args.wrong_id = runtime.remark();
     const u32 sums = args.shape.ranks_ + args.shape.ranks_ / args.per_node + args.experts;
-    u32* const zeros = runtime.zero_words(1 + sums);
+    u32* const zeros = zero_words != 0 ? pointer<u32>(zero_words) : runtime.zero_words(1 + sums);
     args.added = zeros;
     args.sums = reinterpret_cast<i32*>(zeros + 1);
     return runtime.launch<LayoutKernel>(args, blocks, sizes.experts);

@@ -70,9 +70,11 @@ constexpr uint32_t kCallWords = kMaxExperts;  // BufferOptions::call_words
 uint32_t max_ranks(const Runtime& runtime, uint32_t experts);
 
 // Returns the serial number of the launch. Not an operation, since no other rank is involved. `tokens_per_node`: 0: not
-// counted.
+// counted. `zero_words`: [1 + ranks + nodes + experts] words that are zero and stay so, of which no other launch uses
+// any at the same time; 0: those of the runtime.
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
-                uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks);
+                uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks,
+                uint64_t zero_words = 0);
 // `max_rows`: the maximum that any rank may receive; 0: unlimited. `finish_later`: other operations may be begun or
 // finished before this one is finished, which then requires counts() first. `checked_ids`: the ids that are sent, for
 // the kernel to check that the layout is of them; none: it is known to be.
