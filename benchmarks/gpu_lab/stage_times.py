@@ -19,8 +19,8 @@ from deep_ep_py.tools.trace.stages import stages_of
 
 BOUNDARY = (
     "Microseconds by the GPU's clock, which advances in steps (the smallest one seen is given): from the first warp's "
-    "begin to the last warp's end of a stage, and how long the warp took that took longest; medians over ranks and 10 "
-    "calls, after 3 that do not count. All ranks share the GPU and begin together."
+    "begin to the last warp's end of a stage, and how long it took the slowest warp; medians over ranks and 10 calls, "
+    "after 3 that do not count. All ranks share the GPU and begin together."
 )
 WARMUP, CALLS = 3, 10
 
@@ -78,7 +78,7 @@ def tables_of(folder: Path) -> list[dict[str, Any]]:
     for name in names:
         merged = merge([read(path) for path in sorted(folder.glob(f"{name}.rank*.json"))])
         rows = [[one.kernel, one.name, one.end, one.duration] for one in stages_of(merged["traceEvents"])]
-        found.append(probe.table(name, ["kernel", "stage", "ended, us", "longest, us"], rows))
+        found.append(probe.table(name, ["kernel", "stage", "last end, us", "slowest warp, us"], rows))
     return found
 
 

@@ -49,7 +49,7 @@ def chosen(variable: str) -> str:
         The environment has an unknown value.
     """
     choices = _CHOICES[variable]
-    value = os.environ.get(variable, choices[0])
+    value = os.environ.get(variable) or choices[0]
     if value not in choices:
         raise ValueError(f"{variable}={value!r}: expected {' or '.join(map(repr, choices))}")
     return value

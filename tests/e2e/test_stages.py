@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,16 +30,20 @@ NODES = Case("staged_nodes", 4, 20, hidden=64, topk=3, experts=8, ranks_per_node
 LATE = 2
 TOKENS, HIDDEN, TOPK = 6, 128, 2
 NORMAL = {
-    "notify": ["enter", "number tokens", "signal", "await data", "find places", "last arrivals"],
-    "dispatch": ["enter", "find places", "store rows", "serve", "last arrivals"],
-    "combine": ["enter", "find places", "sum rows", "last arrivals"],
+    "notify": {"enter", "number tokens", "signal", "await counts", "sum counts", "finish"},
+    "dispatch": {"enter", "await offers", "store rows", "serve chunks", "finish"},
+    "combine": {"enter", "await offers", "sum rows", "finish"},
 }
+TWO_HOPS = {
+    "two_hops_notify": {"enter", "number tokens", "signal", "finish"},
+    "two_hops_dispatch": {"enter", "finish"},
+    "two_hops_combine": {"enter", "await offers", "sum rows", "serve chunks", "finish"},
+}
+SENDING = {"enter", "send routings", "store rows", "signal", "note own choices"}
+RECEIVING = {"await routings", "place rows"}
 LOW_LATENCY = {
-    "low_latency_dispatch": [
-        *("enter", "send routing", "store rows", "signal", "keep choices", "find places", "place rows"),
-        "last arrivals",
-    ],
-    "low_latency_combine": ["enter", "store rows", "signal", "await data", "sum rows", "last arrivals"],
+    "low_latency_dispatch": {*SENDING, *RECEIVING, "finish"},
+    "low_latency_combine": {"enter", "store rows", "signal", "await results", "sum rows", "finish"},
 }
 
 
@@ -101,13 +104,13 @@ def test_the_stages_of_each_kernel(tmp_path: Path) -> None:
     """A kernel without the one or the other, or a stage that no warp ends, is not what the table of stages says."""
     record(tmp_path)
     for path in files_of(tmp_path):
-        assert names_by_kernel(path) == {kernel: set(names) for kernel, names in NORMAL.items()}
+        assert names_by_kernel(path) == NORMAL
     record_low_latency(tmp_path)
     for path in files_of(tmp_path, 2):
-        assert names_by_kernel(path) == {kernel: set(names) for kernel, names in LOW_LATENCY.items()}
+        assert names_by_kernel(path) == LOW_LATENCY
     record(tmp_path, NODES)
     for path in files_of(tmp_path):
-        assert set(names_by_kernel(path)) == {"two_hops_notify", "two_hops_dispatch", "two_hops_combine"}
+        assert names_by_kernel(path) == TWO_HOPS
 
 
 def test_the_time_is_that_of_the_stage_which_takes_it(tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_the_time_is_that_of_the_stage_which_takes_it(tmp_path: Path) -> None:
     for rank, path in enumerate(files_of(tmp_path)):
         longest = max(stage_slices(path), key=lambda entry: entry["dur"])
         if rank != LATE:
-            assert (longest["args"]["kernel"], longest["name"]) == ("notify", "await data")
+            assert (longest["args"]["kernel"], longest["name"]) == ("notify", "await counts")
             assert longest["dur"] == pytest.approx(0.5e6, rel=0.01)
         by_warp = defaultdict(list)
         for entry in stage_slices(path):
@@ -124,10 +127,7 @@ def test_the_time_is_that_of_the_stage_which_takes_it(tmp_path: Path) -> None:
             by_warp[args["launch"], args["block"], args["warp"]].append(entry)
         for entries in by_warp.values():
             names = [entry["name"] for entry in entries]
-            assert {"enter", "last arrivals"} <= set(names) and len(set(names)) == len(names)
-            ends = sorted((entry["ts"] + entry["dur"], entry["ts"]) for entry in entries)
-            for (end, _), (_, begin) in zip(ends, ends[1:], strict=False):
-                assert begin <= end + 0.01, "each stage begins where one before it has ended"
+            assert {"enter", "finish"} <= set(names) and len(set(names)) == len(names)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +136,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(main, ["trace", "stages", *files])
     assert result.exit_code == 0, result.output
     lines = [line.split("  ") for line in result.output.splitlines()]
-    (awaited,) = [[cell.strip() for cell in line if cell.strip()] for line in lines if " await data" in line]
-    assert awaited[:2] == ["notify", "await data"] and awaited[-1] == "4" and float(awaited[2]) > 4.9e5
+    (awaited,) = [[cell.strip() for cell in line if cell.strip()] for line in lines if " await counts" in line]
+    assert awaited[:2] == ["notify", "await counts"] and awaited[-1] == "4" and float(awaited[2]) > 4.9e5
     rows = stages_of(merge([read(Path(file)) for file in files])["traceEvents"])
-    assert [one.name for one in rows if one.kernel == "combine"][-1] == "last arrivals"
+    assert [one.name for one in rows if one.kernel == "combine"][-1] == "finish"
     monkeypatch.setenv(STAGES, "off")
     record(tmp_path)
     assert not stage_slices(tmp_path / "t.rank0.json")
@@ -209,8 +209,54 @@ def test_a_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STAGES, "1")
     with pytest.raises(ValueError, match="DEEP_EP_STAGES='1': expected 'off' or 'on'"):
         run_ranks(1, lambda group: make_buffer(group, CASE, "peer"))
+    monkeypatch.setenv(STAGES, "")
+    run_ranks(1, lambda group: make_buffer(group, CASE, "peer").destroy())
 
 
-def test_a_file_of_stages_is_valid_json(tmp_path: Path) -> None:
-    record_low_latency(tmp_path)
-    assert json.loads((tmp_path / "t.rank0.json").read_text())["metadata"]["rank"] == 0
+def test_halves_are_shown_one_by_one(tmp_path: Path) -> None:
+    """A kernel that is launched for its first half and for its second is two kernels in the table."""
+
+    def on_each_rank(group: Any) -> None:
+        size = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, 2, 4, num_topk=TOPK)
+        with deep_ep.Buffer(group, 0, size, low_latency_mode=True) as buffer, buffer.trace(tmp_path / "t.json"):
+            x = torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16)
+            ids = torch.arange(2 * TOKENS).view(TOKENS, TOPK) % 4
+            buffer.low_latency_dispatch(x, ids, TOKENS, 4, use_fp8=False, return_recv_hook=True)[4]()
+
+    run_ranks(2, on_each_rank)
+    found = stages_of(merge([read(path) for path in files_of(tmp_path, 2)])["traceEvents"])
+    first, second = {*SENDING, "finish"}, {"enter", *RECEIVING, "finish"}
+    assert [{one.name for one in found[: len(first)]}, {one.name for one in found[len(first) :]}] == [first, second]
+    assert {len(one.ends) for one in found} == {2}
+
+
+def test_the_kernels_of_an_operation_that_runs_on_are_there(tmp_path: Path) -> None:
+    """The end of the recording waits for them."""
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, CASE, "peer") as buffer:
+            rank = buffer.rank
+            handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
+            with buffer.trace(tmp_path / "t.json"):
+                event = buffer.dispatch(trial.work.x[rank], handle=handle, async_finish=True)[5]
+            event.current_stream_wait()
+
+    run_ranks(CASE.ranks, on_each_rank)
+    for path in files_of(tmp_path):
+        kernels = [e["name"] for e in read(path)["traceEvents"] if e["ph"] == "X" and e["cat"] == "kernel"]
+        assert kernels == ["dispatch"] and set(names_by_kernel(path)) == {"dispatch"}
+
+
+def test_a_recording_that_cannot_begin_leaves_none_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, CASE, "peer") as buffer:
+            with monkeypatch.context() as there:
+                there.setattr(recording, "STAGE_BYTES", 1 << 60)
+                with pytest.raises(MemoryError):
+                    buffer.trace(tmp_path / "t.json").__enter__()
+            with buffer.trace(tmp_path / "t.json"):
+                pass
+
+    run_ranks(1, on_each_rank)
+    assert read(tmp_path / "t.json")["metadata"]["events_lost"] == 0

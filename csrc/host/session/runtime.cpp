@@ -11,6 +11,8 @@ namespace {
 
 // A wait that lasts this long is investigated (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
+// Enough for the counts of usual numbers of experts. Later an allocation may wait for kernels of other ranks.
+constexpr size_t kZeroWords = 2048;
 // Interval at which a wait checks whether a peer's process has ended.
 constexpr uint64_t kLook = 100'000'000;  // ns
 
@@ -68,6 +70,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     teller_ = teller();
     set_warden(new_warden());
     make_spare(static_cast<size_t>(options_.calls));
+    zero_words(kZeroWords);
     if (options_.poison) {
         const wire::HeapLayout heap = heap_layout(options_);
         memory_->fill(heaps_[static_cast<size_t>(options_.rank)]->base() + heap.regions_offset(), kPoison,
@@ -162,7 +165,13 @@ u64* Runtime::stages_place(const char* kernel, unsigned blocks) {
 }
 
 std::vector<StageRecord::Launch> Runtime::take_stages(uint64_t nanoseconds) {
-    if (settle(nanoseconds)) return stages_.take();
+    stages_.stop();
+    try {
+        if (settle(nanoseconds)) return stages_.take();
+    } catch (...) {
+        stages_.drop();
+        throw;
+    }
     stages_.drop();
     return {};
 }
@@ -171,10 +180,9 @@ std::vector<StageRecord::Launch> Runtime::take_stages(uint64_t nanoseconds) {
 int64_t Runtime::take_remark() { return __atomic_exchange_n(remark_.get(), -1, __ATOMIC_RELAXED); }
 
 u32* Runtime::zero_words(size_t count) {
-    constexpr size_t kLeast = 1024;
     if (count > zero_count_) {
-        zero_count_ = std::max(count, kLeast);
-        zero_words_.push_back(make_private<u32>(zero_count_));
+        zero_words_.push_back(make_private<u32>(count));
+        zero_count_ = count;
     }
     return zero_words_.back().get();
 }

@@ -316,7 +316,7 @@ class Runtime final : private FailureCount::Member {
     const std::shared_ptr<FailureCount> failures_;
     const std::shared_ptr<Context> context_;
     uint64_t timeout_ns_;
-    std::vector<std::shared_ptr<u32>> zero_words_;  // each larger than those before, which graphs may still use
+    std::vector<std::shared_ptr<u32>> zero_words_;  // each larger than those before, which kernels may still use
     size_t zero_count_ = 0;                         // of the last
     uint64_t announced_ = 0;
     std::vector<u64> told_mapped_;  // the contents of mapped_bytes_

@@ -9,6 +9,7 @@
 namespace deep_ep::host {
 
 void StageRecord::start(size_t bytes) {
+    const std::lock_guard<std::mutex> guard(mutex_);
     const size_t room = bytes / sizeof(u64);
     if (room > room_) {
         times_ = std::static_pointer_cast<u64>(memory_.make_private(room * sizeof(u64)));
@@ -19,6 +20,8 @@ void StageRecord::start(size_t bytes) {
 }
 
 u64* StageRecord::place(const char* kernel, unsigned blocks, unsigned warps) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (!on_) return nullptr;
     const size_t count = size_t{blocks} * warps * kStages;
     if (count > room_ - used_) {
         ++lost_;
@@ -30,6 +33,7 @@ u64* StageRecord::place(const char* kernel, unsigned blocks, unsigned warps) {
 }
 
 std::vector<StageRecord::Launch> StageRecord::take() {
+    const std::lock_guard<std::mutex> guard(mutex_);
     std::vector<u64> all(used_);
     if (used_ != 0) {
         memory_.read(all.data(), times_.get(), used_ * sizeof(u64));
@@ -41,17 +45,16 @@ std::vector<StageRecord::Launch> StageRecord::take() {
         std::copy(next, end, launch.ended_ns.begin());
         next = end;
     }
-    on_ = false;
     used_ = 0;
     return std::exchange(launches_, {});
 }
 
 // Kernels still write there.
 void StageRecord::drop() {
+    const std::lock_guard<std::mutex> guard(mutex_);
     dropped_.push_back(std::exchange(times_, nullptr));
     lost_ += launches_.size();
     launches_.clear();
-    on_ = false;
     room_ = used_ = 0;
 }
 

@@ -21,8 +21,11 @@ enum class Stage : u32 {
     kStore,
     kSignal,
     kKeep,
-    kAwait,
+    kCounts,
     kPlan,
+    kOffers,
+    kRoutings,
+    kResults,
     kPlace,
     kSum,
     kServe,
@@ -31,9 +34,10 @@ enum class Stage : u32 {
 };
 constexpr u32 kStages = static_cast<u32>(Stage::kCount);
 
-constexpr const char* kStageNames[] = {"",         "enter",        "number tokens", "send routing", "store rows",
-                                       "signal",   "keep choices", "await data",    "find places",  "place rows",
-                                       "sum rows", "serve",        "last arrivals"};
+constexpr const char* kStageNames[] = {"",           "enter",        "number tokens",    "send routings",
+                                       "store rows", "signal",       "note own choices", "await counts",
+                                       "sum counts", "await offers", "await routings",   "await results",
+                                       "place rows", "sum rows",     "serve chunks",     "finish"};
 static_assert(sizeof(kStageNames) / sizeof(*kStageNames) == kStages, "stages: each has a name");
 
 // What a warp notes: nothing, unless this kernel is compiled for it.

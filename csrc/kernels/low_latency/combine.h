@@ -376,7 +376,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
                                     float* weights, Results* results, u8* stage, bool forwarded_last) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
     if (!await_results(args, op, ranks, results)) return;
-    op.ended(Stage::kAwait);
+    op.ended(Stage::kResults);
     device::RowSums row_sums(stage + device::kSumsAfterCopies);
     // Groups of LogFMT are not divided.
     const u32 parts = args.layout.rest_bytes == 0 ? parts_of_rows(warps, args.tokens) : 1;

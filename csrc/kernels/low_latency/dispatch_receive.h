@@ -496,7 +496,7 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
             if (device::lane() == 0) *noted = taken;
         }
         goes_on = op.sync_block();
-        op.ended(Stage::kPlan);
+        op.ended(Stage::kRoutings);
         for (const u32 end = goes_on ? *noted : known; goes_on && known < end; ++known) {
             goes_on = place_rows_of(args, op, shape, scratch, copies, own.of(known), known, windows);
         }

@@ -341,7 +341,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_sources(args, op, shape, sources)) return;
-    op.ended(Stage::kPlan);
+    op.ended(Stage::kOffers);
 
     const CombineChunks<Shape> chunks{args, op, sources, shape};
     // Owners that read this rank's rows in place, and owners that get them in chunks.

@@ -342,7 +342,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
-    op.ended(Stage::kPlan);
+    op.ended(Stage::kOffers);
     const RowRange last = targets[ranks - 1].received;
     blank_unused_rows(args.recv_topk_idx, args.recv_topk_weights, u64{last.first} + last.rows, args.rows, shape.topk());
     store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},

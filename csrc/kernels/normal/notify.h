@@ -269,7 +269,7 @@ DEEP_EP_DEVICE void make_starts(const NotifyArgs& args, Operation& op, u32 ranks
 // The block: the half of the exchange that waits for the first kernels of the peers.
 DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks, u32* tokens) {
     if (!receive_counts(args, op, ranks, tokens)) return;
-    op.ended(Stage::kAwait);
+    op.ended(Stage::kCounts);
     make_plan(args, op, ranks, tokens);
     if (!op.sync_block()) return;
     op.ended(Stage::kPlan);

@@ -289,7 +289,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     if (!op.sync_block()) return;
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
     if (!find_published(args, op, me, tables)) return;
-    op.ended(Stage::kPlan);
+    op.ended(Stage::kOffers);
 
     const u32 summers = warps - warps / 2, summands = device::warp() * CombineShared::summands(ranks, per_node);
     const Gatherer rows{args,

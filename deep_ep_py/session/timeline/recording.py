@@ -14,7 +14,7 @@ from deep_ep_py.base import files
 from deep_ep_py.base.environment import TRACE
 from deep_ep_py.base.logs import log
 from deep_ep_py.base.native import C
-from deep_ep_py.errors import DeepEPError
+from deep_ep_py.errors import CudaError, DeepEPError
 from deep_ep_py.session.timeline.chrome import write_rank
 from deep_ep_py.session.timeline.stages import Stages
 
@@ -22,10 +22,13 @@ SETTLE_SECONDS = 1.0
 """How long the end of a recording waits for kernels whose stages it has."""
 
 STAGE_BYTES = 16 << 20
-"""Memory of a Buffer for what its kernels note about their stages, 8 bytes for each of a warp's, if they do."""
+"""Memory of a Buffer for what its kernels note about their stages, if they do: 128 bytes per launch and warp."""
 
 MAX_EVENTS = 1_000_000
 """Events that a process keeps, 64 bytes each; the file says how many came later."""
+
+
+_FAILURES = (DeepEPError, CudaError)
 
 
 class _Process:
@@ -129,8 +132,12 @@ class Recording:
         self._runtime: Any = engine.runtime if engine.runtime.notes_stages else None
         self._clocks_differ = engine.device.asynchronous
         _process.begin(engine.rank)
-        if self._runtime is not None:
-            self._runtime.record_stages(STAGE_BYTES)
+        try:
+            if self._runtime is not None:
+                self._runtime.record_stages(STAGE_BYTES)
+        except BaseException:
+            _process.end(engine.rank)
+            raise
         self.ended = False
         self._log.start_spans()
 
@@ -151,11 +158,11 @@ class Recording:
             return
         self.ended = True
         try:
+            stages, launches_lost = self._take_stages(settles)  # first: the kernels that it waits for are events, too
             spans = self._log.end_spans()
         finally:
             events, lost = _process.end(self._words.rank)
-        stages, more_lost = self._take_stages(settles)
-        write_rank(self.path, self._words, self._ranks, self._group, spans, events, lost + more_lost, stages)
+        write_rank(self.path, self._words, self._ranks, self._group, spans, events, lost + launches_lost, stages)
         log.info("rank %d: timeline written to %s", self._words.rank, self.path)
 
     def _take_stages(self, seconds: float) -> tuple[Stages | None, int]:
@@ -165,7 +172,7 @@ class Recording:
             return None, 0
         try:
             launches = runtime.take_stages(seconds)
-        except DeepEPError as error:  # the GPU has failed: what else was recorded may tell why
+        except _FAILURES as error:  # what else was recorded may tell why
             log.error("rank %d: the stages of kernels are lost: %s", self._words.rank, error)
             return None, 0
         return Stages(launches, self._clocks_differ), runtime.stages_lost
@@ -208,6 +215,6 @@ def start_if_asked(engine: Any) -> list[Recording]:
         path = path.with_name(f"{path.stem}.{number}{path.suffix}")
     try:
         return [Recording(path, engine)]
-    except (OSError, DeepEPError) as error:
+    except (OSError, MemoryError, *_FAILURES) as error:
         log.error("rank %d: no timeline is recorded: %s", engine.rank, error)
         return []

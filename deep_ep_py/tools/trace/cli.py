@@ -19,6 +19,7 @@ from deep_ep_py.tools.trace.picture import draw
 from deep_ep_py.tools.trace.stages import stages_of
 
 _WAITS_SHOWN = 3
+_STANDS_STILL = "All durations are 0: under run_ranks on a CPU the clock is virtual, and stands still while ranks work."
 _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 
 
@@ -61,31 +62,38 @@ def explain_command(files: tuple[Path, ...]) -> None:
         raise click.ClickException("there are no operations in these timelines")
     Console(highlight=False).print(_table(found))
     if not any(one.duration for one in found):
-        click.echo(
-            "All durations are 0: under run_ranks on a CPU the clock is virtual, and stands still while ranks work."
-        )
+        click.echo(_STANDS_STILL)
 
 
 @command.command("stages")
 @_FILES
 def stages_command(files: tuple[Path, ...]) -> None:
-    """Show how long each stage of a kernel takes; needs a recording with DEEP_EP_STAGES=on.
+    """Show how long each stage of a kernel takes, of Buffers that were made with DEEP_EP_STAGES=on.
 
     For each stage, in microseconds and as the median over launches and ranks: when the last warp ended it, from the
-    first warp's begin, and how long the warp took that took longest.
+    first warp's begin, and how long it took the slowest warp.
     """
-    found = stages_of(_merged(files)["traceEvents"])
+    merged = _merged(files)
+    found = stages_of(merged["traceEvents"])
+    lost = sum(rank["events_lost"] for rank in merged["metadata"]["ranks"])
     if not found:
-        raise click.ClickException(f"there are no stages in these timelines: set {STAGES}=on")
+        raise click.ClickException(
+            f"there are no stages in these timelines: set {STAGES}=on before Buffers are made, and end a recording "
+            f"after its kernels ({lost} launches or events were not kept)"
+        )
+    if lost:
+        click.echo(f"{lost} launches or events were not kept")
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("kernel", "stage"):
         table.add_column(title)
-    for title in ("ended, us", "longest, us", "launches"):
+    for title in ("last end, us", "slowest, us", "launches"):
         table.add_column(title, justify="right")
     for stage in found:
         figures = (f"{stage.end:.2f}", f"{stage.duration:.2f}", str(len(stage.ends)))
         table.add_row(stage.kernel, stage.name, *figures)
     Console(highlight=False).print(table)
+    if not any(stage.end for stage in found):
+        click.echo(_STANDS_STILL)
 
 
 @command.command("draw")

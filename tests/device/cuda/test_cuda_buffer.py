@@ -396,6 +396,6 @@ def test_bad_drivers(double: Path, workers: Path, tmp_path: Path, scenarios: tup
 def test_stages_of_kernels(double: Path, workers: Path, tmp_path: Path) -> None:
     """Of those that are launched, in a recording; none of a graph."""
     found = on_threads(double, workers / "staged.py", tmp_path / "log", str(tmp_path), DEEP_EP_STAGES="on")
-    assert found.count("('dispatch', 'store rows')") == 2 and found.count("('notify', 'await data')") == 2
+    assert found.count("('dispatch', 'store rows')") == 2 and found.count("('notify', 'await counts')") == 2
     none = on_threads(double, workers / "staged.py", tmp_path / "log", str(tmp_path), DEEP_EP_STAGES="off")
     assert none == "[]\n[]\n"

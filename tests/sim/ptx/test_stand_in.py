@@ -67,4 +67,4 @@ def test_stages_of_kernels(double: Path, workers: Path, log: Path, tmp_path: Pat
     """The PTX that is compiled to note them."""
     program = workers / "staged.py"
     found = on_threads(double, program, log, str(tmp_path), seconds=600, DEEP_EP_STAGES="on", **SEED)
-    assert found.count("('dispatch', 'store rows')") == 2 and found.count("('notify', 'await data')") == 2
+    assert found.count("('dispatch', 'store rows')") == 2 and found.count("('notify', 'await counts')") == 2
