@@ -21,9 +21,7 @@ _COUNTED = "    for (u32 token = threadIdx.x; token < args.tokens; token += bloc
 _LAST = "if (!op.last_warp_to_finish()) return;"
 _FIRST = "if (op.last_warp_to_finish(), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
-_SUMS = (
-    "    for (u32 task = blockIdx.x * device::warps() + device::warp(); task < args.tokens * parts; task += warps) {\n"
-)
+_SUMS = "    for (u32 task = spread_warp(); task < args.tokens * parts; task += warps) {\n"
 _EARLY_READ = "    for (u32 r = threadIdx.x; blockIdx.x == 0 && r < ranks; r += blockDim.x) {\n" + _READ + "\n}\n"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -47,8 +45,8 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "low latency: relaxed arrival of a routing",
         _OPERATION,
-        "return device::load_acquire<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);",
-        "return device::load_relaxed<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);",
+        "now = device::load_acquire<Scope::kSystem>(word(kind, source));",
+        "now = device::load_relaxed<Scope::kSystem>(word(kind, source));",
         *LOW_LATENCY,
     ),
     one(

@@ -380,7 +380,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     device::RowSums row_sums(stage + device::kSumsAfterCopies);
     // Groups of LogFMT are not divided.
     const u32 parts = args.layout.rest_bytes == 0 ? parts_of_rows(warps, args.tokens) : 1;
-    for (u32 task = blockIdx.x * device::warps() + device::warp(); task < args.tokens * parts; task += warps) {
+    for (u32 task = spread_warp(); task < args.tokens * parts; task += warps) {
         sum_results(args, op, shape, row_sums, rows, weights, results, task / parts, task % parts, parts);
     }
     op.ended(Stage::kSum);

@@ -147,10 +147,9 @@ DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* 
 template <class Shape>
 DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Shape& shape) {
     const Given given = given_to(args, shape);
-    const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
-    const u32 parts = parts_of_rows(warps, args.tokens);
+    const u32 warps = gridDim.x * device::warps(), parts = parts_of_rows(warps, args.tokens);
     u8* const rows = op.local_region() + args.layout.own_rows();
-    for (u32 task = warp; task < args.tokens * parts; task += warps) {
+    for (u32 task = spread_warp(); task < args.tokens * parts; task += warps) {
         const u32 token = task / parts;
         bool goes = false;
         for (u32 base = 0; base < given.topk; base += device::kWarpSize) {
@@ -235,12 +234,10 @@ DEEP_EP_DEVICE_CALL void find_sums_of(const DispatchArgs& args, const Given& giv
 }
 
 // All warps of all blocks: find where the results of this rank's choices will arrive. This is done here, while rows are
-// in transit, because the caller may overwrite the ids and the weights once this half is complete. The last warps come
-// first, since the first one of each block goes on to wait for the routings of others.
+// in transit, because the caller may overwrite the ids and the weights once this half is complete.
 template <class Shape>
 DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op, const Shape& shape) {
-    const u32 topk = shape.topk(), warps = gridDim.x * device::warps();
-    const u32 warp = (device::warps() - 1 - device::warp()) * gridDim.x + blockIdx.x;
+    const u32 topk = shape.topk(), warps = gridDim.x * device::warps(), warp = spread_warp();
     const Given given = given_to(args, shape);
     for (u32 choice = warp * device::kWarpSize + device::lane(); choice < args.tokens * topk;
          choice += warps * device::kWarpSize) {

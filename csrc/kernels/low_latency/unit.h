@@ -128,6 +128,11 @@ DEEP_EP_DEVICE u32 parts_of_unit(u32 warps, u32 units) {
     return shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
 }
 
+// The calling warp's number among those of all blocks. The last warp of each block comes first: the first one also
+// tells others what its block has sent, and waits for what they send. If there is little work, each block gets some of
+// it.
+DEEP_EP_DEVICE u32 spread_warp() { return (device::warps() - 1 - device::warp()) * gridDim.x + blockIdx.x; }
+
 // Number of warps that share a row, if there are more warps than rows. More than 32 would have less than a step each.
 DEEP_EP_DEVICE u32 parts_of_rows(u32 warps, u32 rows) { return rows == 0 ? 1 : max(1u, min(32u, warps / rows)); }
 
