@@ -245,7 +245,7 @@ MUTANTS = (
     one(
         "target without its base",
         "kernels/common/operation.h",
-        "return environment_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;",
+        "return *consumed(kind, source) + puts * wire::kUnit;",
         "return puts * wire::kUnit;",
         "exact",
         *NORMAL,
