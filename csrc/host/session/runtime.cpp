@@ -80,17 +80,9 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 
 Runtime::~Runtime() { failures_->leave(*this); }
 
-std::vector<u8*> Runtime::bases() const {
+std::vector<u8*> Runtime::of_mapped(const std::function<u8*(int)>& address) const {
     std::vector<u8*> found;
-    for (size_t r = 0; r < heaps_.size(); ++r) found.push_back(mapped(r) ? heaps_[r]->base() : nullptr);
-    return found;
-}
-
-std::vector<u8*> Runtime::nears() const {
-    std::vector<u8*> found;
-    for (size_t r = 0; r < heaps_.size(); ++r) {
-        found.push_back(mapped(r) ? near_.of(static_cast<int>(r)) : nullptr);
-    }
+    for (size_t r = 0; r < heaps_.size(); ++r) found.push_back(mapped(r) ? address(static_cast<int>(r)) : nullptr);
     return found;
 }
 

@@ -274,8 +274,14 @@ class Runtime final : private FailureCount::Member {
     };
     bool abort_if_lost(Lost& seen);
     int find_lost(bool left) const;
-    std::vector<u8*> bases() const;  // of the ranks that are mapped
-    std::vector<u8*> nears() const;
+    // [ranks] an address for each rank that is mapped, otherwise null.
+    std::vector<u8*> of_mapped(const std::function<u8*(int)>& address) const;
+    std::vector<u8*> bases() const {
+        return of_mapped([this](int rank) { return heaps_[static_cast<size_t>(rank)]->base(); });
+    }
+    std::vector<u8*> nears() const {
+        return of_mapped([this](int rank) { return near_.of(rank); });
+    }
     bool mapped(size_t rank) const { return options_.routes[rank] == fabric::kMapped; }
     bool present(int rank) const { return !mask_.has(static_cast<u32>(rank)); }
     std::vector<fabric::Route> routes(const wire::RankMask& mask) const;

@@ -75,7 +75,7 @@ class Operation : public StageNotes<kNotesStages> {
         const u64 number = ticket_.operation, use = ticket_.use, arguments = ticket_.arguments;
         const u32 region = ticket_.region;
         const bool goes_on = !__syncthreads_or(must_leave_at_entry());
-        be(number, use, region, arguments);
+        set_number(number, use, region, arguments);
         ended(Stage::kEnter);
         return goes_on;
     }
@@ -140,7 +140,7 @@ class Operation : public StageNotes<kNotesStages> {
         announce(&header()->announcement, kind);
     }
     // All threads, after the barrier that follows take_number().
-    DEEP_EP_DEVICE void read_number() { be(ticket_.operation, ticket_.use, ticket_.region, ticket_.arguments); }
+    DEEP_EP_DEVICE void read_number() { set_number(ticket_.operation, ticket_.use, ticket_.region, ticket_.arguments); }
 
     DEEP_EP_DEVICE u32 generation() const { return generation_; }
     DEEP_EP_DEVICE u64 number() const { return number_; }
@@ -184,7 +184,7 @@ class Operation : public StageNotes<kNotesStages> {
     }
     // Ends this operation's use of a word. Only after every block has finished waiting on it.
     DEEP_EP_DEVICE void consume(u32 kind, u32 source, u64 puts) {
-        // Nothing reads it before the next kernel, so nothing need wait for the value: relaxed.
+        // Only later kernels of this rank read it, ordered by their launches: relaxed, and nothing waits for the value.
         device::add_relaxed<Scope::kDevice>(consumed(kind, source), puts * wire::kUnit);
     }
 
@@ -521,7 +521,7 @@ class Operation : public StageNotes<kNotesStages> {
         return what.peer >= 0 && masked(static_cast<u32>(what.peer));
     }
     DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
-    DEEP_EP_DEVICE void be(u64 number, u64 use, u32 region, u64 arguments) {
+    DEEP_EP_DEVICE void set_number(u64 number, u64 use, u32 region, u64 arguments) {
         number_ = number;
         use_ = use;
         region_ = region;
@@ -534,7 +534,7 @@ class Operation : public StageNotes<kNotesStages> {
     // Reads the number of the operation that begins now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {
         const Sequence now = Sequence::of(environment_.sequence);
-        be(now.use * heap().regions + now.region, now.use, now.region, arguments);
+        set_number(now.use * heap().regions + now.region, now.use, now.region, arguments);
     }
     DEEP_EP_DEVICE Sequence next() const { return Sequence{generation_, use_, region_}.next(heap().regions); }
     // One thread.

@@ -134,13 +134,13 @@ DEEP_EP_DEVICE bool number_all(Operation& op, const Numbering& numbering, u32 bl
     const u32 group = device::warp() / members, member = device::warp() % members;
     const u32 first = static_cast<u32>(u64{tokens} * member / members);
     const u32 end = static_cast<u32>(u64{tokens} * (member + 1) / members);
-    const bool counted = members > 1, at_once = end - first <= kScanned;
+    const bool counts_first = members > 1, keeps_scan = counts_first && end - first <= kScanned;
     for (u32 begin = blockIdx.x * groups, round = 0; begin < places; begin += blocks * groups, ++round) {
         const u32 place = begin + group;
         const bool mine = group < groups && place < places;
         u32 number = 0;
         Scan scan;
-        if (counted) {
+        if (counts_first) {
             // A warp may reach the next round while others still read this one's counts, but cannot get further ahead.
             u32* const of_round = counts + round % 2 * warps;
             u32 own = 0;
@@ -158,7 +158,7 @@ DEEP_EP_DEVICE bool number_all(Operation& op, const Numbering& numbering, u32 bl
         }
         if (!mine) continue;
         for (u32 batch = first; batch < end; batch += kScanned) {
-            if (!counted || !at_once) numbering.find(place, batch, end, scan);
+            if (!keeps_scan) numbering.find(place, batch, end, scan);
             number = numbering.number(place, batch, end, scan, number);
         }
         if (member == members - 1 && device::lane() == 0) numbering.note_total(place, number);
