@@ -14,10 +14,9 @@ import pytest
 from builds import LONG
 from cases import AMPLE, Case
 from deep_ep_py.base.choices import STAGES
-from deep_ep_py.testing import run_ranks
 from documents import BLOCK, PAGES, snippet
-from harness import Trial, dispatch_arguments, make_buffer
 from places import ROOT
+from recordings import record
 
 pytestmark = pytest.mark.once
 
@@ -65,20 +64,6 @@ def elsewhere(command: str) -> bool:
 HERE = [command for command in commands() if not elsewhere(command)]
 
 
-def record(folder: Path) -> None:
-    """Write what `Buffer.trace` leaves of a dispatch and a combine: step.rank0.json and so on."""
-    case = Case("traced", 4, 20, hidden=64, topk=3, experts=8, ranks_per_node=2, num_nvl_bytes=AMPLE)
-    trial = Trial.of(case)
-
-    def on_each_rank(group: object) -> None:
-        with make_buffer(group, case, "ibgda") as buffer, buffer.trace(folder / "step.json"):
-            for _ in range(4):
-                results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
-                buffer.combine(trial.expert.x[buffer.rank], results[4])
-
-    run_ranks(case.ranks, on_each_rank)
-
-
 def run(command: str, folder: Path) -> str:
     """Run a command in a shell, as a user would whose environment is active."""
     scripts = Path(sys.executable).parent
@@ -116,7 +101,8 @@ def test_command(command: str, tmp_path: Path) -> None:
 def test_commands_on_timelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, since each reads what those before it have written."""
     monkeypatch.setenv(STAGES, "on")
-    record(tmp_path)
+    case = Case("traced", 4, 20, hidden=64, topk=3, experts=8, ranks_per_node=2, num_nvl_bytes=AMPLE)
+    record(tmp_path / "step.json", case, "ibgda", times=4)
     wanted = [one for one in HERE if one.startswith("deep-ep trace")]
     assert len(wanted) >= 4
     for command in wanted:

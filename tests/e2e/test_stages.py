@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import deep_ep_py as deep_ep
+import recordings
 from cases import AMPLE, Case
 from deep_ep_py.__main__ import main
 from deep_ep_py.base.choices import STAGES
@@ -69,31 +70,22 @@ def files_of(folder: Path, ranks: int = CASE.ranks) -> list[Path]:
 
 def record(folder: Path, case: Case = CASE, late_seconds: float = 0.0) -> None:
     """Record a dispatch and a combine; one rank comes late to the dispatch."""
-    trial = Trial.of(case)
-
-    def on_each_rank(group: Any) -> None:
-        with make_buffer(group, case, "peer" if case is CASE else "ibgda", timeout=5.0) as buffer:
-            rank = buffer.rank
-            with buffer.trace(folder / "t.json"):
-                group.barrier()
-                if rank == LATE:
-                    sleep(late_seconds)
-                results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
-                trial.check_dispatch(rank, results)
-                buffer.combine(trial.expert.x[rank], results[4])
-
-    run_ranks(case.ranks, on_each_rank)
+    recordings.record(folder / "t.json", case, "peer" if case is CASE else "ibgda", LATE, late_seconds)
 
 
-def record_low_latency(folder: Path) -> None:
-    """Record a low-latency dispatch and its combine."""
+def record_low_latency(folder: Path, in_halves: bool = False) -> None:
+    """Record a low-latency dispatch and its combine, or a dispatch in halves alone."""
 
     def on_each_rank(group: Any) -> None:
         size = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, 2, 4, num_topk=TOPK)
         with deep_ep.Buffer(group, 0, size, low_latency_mode=True) as buffer, buffer.trace(folder / "t.json"):
             x = torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16)
             ids = torch.arange(2 * TOKENS).view(TOKENS, TOPK) % 4
-            packed, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, TOKENS, 4, use_fp8=False)
+            options = {"use_fp8": False, "return_recv_hook": in_halves}
+            packed, _, handle, _, hook = buffer.low_latency_dispatch(x, ids, TOKENS, 4, **options)
+            if in_halves:
+                hook()
+                return
             sums, _, _ = buffer.low_latency_combine(packed, ids, torch.ones(TOKENS, TOPK), handle)
             assert torch.equal(sums, 2 * x)
 
@@ -215,15 +207,7 @@ def test_a_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_halves_are_shown_one_by_one(tmp_path: Path) -> None:
     """A kernel that is launched for its first half and for its second is two kernels in the table."""
-
-    def on_each_rank(group: Any) -> None:
-        size = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, 2, 4, num_topk=TOPK)
-        with deep_ep.Buffer(group, 0, size, low_latency_mode=True) as buffer, buffer.trace(tmp_path / "t.json"):
-            x = torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16)
-            ids = torch.arange(2 * TOKENS).view(TOKENS, TOPK) % 4
-            buffer.low_latency_dispatch(x, ids, TOKENS, 4, use_fp8=False, return_recv_hook=True)[4]()
-
-    run_ranks(2, on_each_rank)
+    record_low_latency(tmp_path, in_halves=True)
     found = stages_of(merge([read(path) for path in files_of(tmp_path, 2)])["traceEvents"])
     first, second = {*SENDING, "finish"}, {"enter", *RECEIVING, "finish"}
     assert [{one.name for one in found[: len(first)]}, {one.name for one in found[len(first) :]}] == [first, second]

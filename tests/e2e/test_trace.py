@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import deep_ep_py as deep_ep
+import recordings
 from cases import AMPLE, Case
 from deep_ep_py.__main__ import main
 from deep_ep_py.session.timeline.recording import Words
@@ -32,21 +33,7 @@ LATE = 2
 
 def record(folder: Path, fabric: str, late_seconds: float = 0.0) -> list[Path]:
     """Record a dispatch and a combine of two nodes, in which one rank comes late to the dispatch."""
-    trial = Trial.of(CASE)
-
-    def on_each_rank(group: Any) -> None:
-        with make_buffer(group, CASE, fabric, timeout=5.0) as buffer:
-            rank = buffer.rank
-            with buffer.trace(folder / "t.json"):
-                group.barrier()
-                if rank == LATE:
-                    sleep(late_seconds)
-                results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
-                trial.check_dispatch(rank, results)
-                buffer.combine(trial.expert.x[rank], results[4])
-
-    run_ranks(CASE.ranks, on_each_rank)
-    return [folder / f"t.rank{rank}.json" for rank in range(CASE.ranks)]
+    return recordings.record(folder / "t.json", CASE, fabric, LATE, late_seconds)
 
 
 def slices(timeline: dict[str, Any], category: str, rank: int | None = None) -> list[dict[str, Any]]:
