@@ -15,6 +15,10 @@
 
 namespace deep_ep::host {
 
+// Interval at which a host that waits looks whether a peer's process has ended. Of a peer behind a network it says so
+// after the second look.
+constexpr uint64_t kPeerLook = 100'000'000;  // ns
+
 class Network {
   public:
     virtual ~Network() = default;

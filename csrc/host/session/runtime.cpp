@@ -13,8 +13,6 @@ namespace {
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
 // Enough for the counts of usual numbers of experts. Later an allocation may wait for kernels of other ranks.
 constexpr size_t kZeroWords = 2048;
-// Interval at which a wait checks whether a peer's process has ended.
-constexpr uint64_t kLook = 100'000'000;  // ns
 
 }  // namespace
 
@@ -287,7 +285,7 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     uint64_t waited = 0, suspicious = kSuspicious;
     // Bounded, so that the executor can detect an endless wait.
     while (waited < 2 * call.timeout_ns) {
-        const uint64_t time = control_->watches() ? kLook : suspicious - waited;
+        const uint64_t time = control_->watches() ? kPeerLook : suspicious - waited;
         if (launcher_->wait_for(ready, what, time)) return;
         waited += time;
         if (abort_if_lost(seen)) break;
