@@ -68,6 +68,7 @@ DEEP_EP_DEVICE u32 count_at(const u8* counts, u32 index) {
 template <class CountsOf, class Visit>
 DEEP_EP_DEVICE void for_counts(const Operation& op, u32 ranks, u32 index, CountsOf counts_of, Visit visit) {
     constexpr u32 kBatch = 8;
+#pragma unroll 1
     for (u32 first = 0; first < ranks; first += kBatch) {
         u32 counts[kBatch];
 #pragma unroll
@@ -92,6 +93,7 @@ DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, u32 count, u32 most) {
 // A warp: replaces `values` by their running sums. Returns the total.
 DEEP_EP_DEVICE i32 sum_up(i32* values, u32 count) {
     i32 total = 0;
+#pragma unroll 1
     for (u32 first = 0; first < count; first += device::kWarpSize) {
         const u32 i = first + device::lane();
         i32 sum = i < count ? values[i] : 0;
@@ -131,6 +133,7 @@ struct ReceivedCounts {
 template <class RowsFrom>
 DEEP_EP_DEVICE void store_received(const ReceivedCounts& counts, u32 experts, RowsFrom rows_from) {
     if (counts.expert_rows == nullptr) return;
+#pragma unroll 1
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
         counts.expert_sums[e] = counts.aligned(counts.expert_rows[e]);
         if (counts.statistics != nullptr) counts.statistics[e] += counts.expert_rows[e];
@@ -138,6 +141,7 @@ DEEP_EP_DEVICE void store_received(const ReceivedCounts& counts, u32 experts, Ro
     for (u32 i = device::lane(); i < counts.width; i += device::kWarpSize) counts.rank_sums[i] = rows_from(i);
     sum_up(counts.expert_sums, experts);
     sum_up(counts.rank_sums, counts.width);
+#pragma unroll 1
     for (u32 e = device::lane(); counts.expanded != 0 && e < experts; e += device::kWarpSize) {
         counts.expert_sums[e] -= counts.aligned(counts.expert_rows[e]) - counts.expert_rows[e];
     }

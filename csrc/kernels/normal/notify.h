@@ -132,8 +132,8 @@ DEEP_EP_DEVICE bool number_all(Operation& op, const Numbering& numbering, u32 bl
     const u32 warps = device::warps(), places = numbering.places(), tokens = numbering.args.tokens;
     const u32 groups = min(warps, wire::ceil_div(places, blocks)), members = warps / groups;
     const u32 group = device::warp() / members, member = device::warp() % members;
-    const u32 first = static_cast<u32>(u64{tokens} * member / members);
-    const u32 end = static_cast<u32>(u64{tokens} * (member + 1) / members);
+    // The products fit into 32 bits: see make_plan(). A block has fewer warps than there may be ranks.
+    const u32 first = tokens * member / members, end = tokens * (member + 1) / members;
     const bool counts_first = members > 1, keeps_scan = counts_first && end - first <= kScanned;
     for (u32 begin = blockIdx.x * groups, round = 0; begin < places; begin += blocks * groups, ++round) {
         const u32 place = begin + group;
@@ -166,26 +166,46 @@ DEEP_EP_DEVICE bool number_all(Operation& op, const Numbering& numbering, u32 bl
     return true;
 }
 
-// The block: builds this rank's message in its own region and puts it to every rank.
+// Threads `first`, `first + step`, ...: write the part of a message that is the same for all receivers.
+DEEP_EP_DEVICE void store_common(const NotifyArgs& args, const Operation& op, u32 ranks, u8* message, u32 first,
+                                 u32 step) {
+    if (first == 0) store_counts_header(op, message, args.tokens, args.heap_bytes);
+    store_mask(op, message, first, step);
+    auto* const rows_to_rank = reinterpret_cast<i32*>(message + wire::kNotifyCounts);
+    for (u32 r = first; r < ranks; r += step) rows_to_rank[r] = args.plan.rows_to_rank[r];
+}
+
+// A warp: writes the counts of a receiver's experts.
+DEEP_EP_DEVICE void store_expert_counts(const NotifyArgs& args, u32 ranks, u32 to, u8* slice) {
+    const u32 experts = args.layout.experts / ranks;
+    for (u32 e = device::lane(); args.tokens_per_expert != nullptr && e < experts; e += device::kWarpSize) {
+        reinterpret_cast<i32*>(slice)[e] = args.tokens_per_expert[to * experts + e];
+    }
+}
+
+// The block: sends this rank's message to every rank, a warp to each. It is written in place where the receiver is
+// mapped, and put from this rank's region otherwise.
 DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     const wire::RegionLayout& layout = args.layout;
-    const u32 experts_per_rank = layout.experts / ranks;
-    u8* message = op.local_region() + layout.notify_send();
-    if (threadIdx.x == 0) store_counts_header(op, message, args.tokens, args.heap_bytes);
-    store_mask(op, message, threadIdx.x, blockDim.x);
-    i32* rows_to_rank = reinterpret_cast<i32*>(message + wire::kNotifyCounts);
-    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) rows_to_rank[r] = args.plan.rows_to_rank[r];
-    for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < layout.experts; e += blockDim.x) {
-        u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
-        reinterpret_cast<i32*>(slice)[e % experts_per_rank] = args.tokens_per_expert[e];
-    }
-    if (!op.sync_block()) return;  // the whole block's stores precede each warp's put
-
-    const u64 source = op.region_offset() + layout.notify_send();
     const u64 target = op.region_offset() + layout.notify_row(op.rank());
     const u64 common = layout.notify_common_bytes(), slice = layout.expert_counts_bytes();
     for (u32 r = device::warp(); r < ranks; r += device::warps()) {
-        if (!op.present(r)) continue;
+        if (!op.present(r) || !op.maps(r) || !broadcast(op.may_send(r))) continue;
+        u8* const message = fabric::address(op.peers(), r, target);
+        store_common(args, op, ranks, message, device::lane(), device::kWarpSize);
+        store_expert_counts(args, ranks, r, message + common);
+        __syncwarp();  // all lanes' stores come before the first one's release
+        if (device::lane() == 0) op.signal(r, wire::kNotify);
+    }
+    if (fabric::kRoutes == 0) return;
+    const u64 source = op.region_offset() + layout.notify_send();
+    u8* const staged = op.local_region() + layout.notify_send();
+    store_common(args, op, ranks, staged, threadIdx.x, blockDim.x);
+    if (!op.sync_block()) return;  // the whole block's stores precede each warp's put
+    for (u32 r = device::warp(); r < ranks; r += device::warps()) {
+        if (!op.present(r) || op.maps(r)) continue;
+        store_expert_counts(args, ranks, r, staged + common + r * slice);
+        // put_signal() orders the lanes' stores before the message.
         const fabric::Piece pieces[] = {{source, target, common},
                                         {source + common + r * slice, target + common, slice}};
         op.put_signal(r, wire::kNotify, pieces, slice != 0 ? 2 : 1);
@@ -219,6 +239,7 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks, const u32* tokens) {
     static_assert(u64{wire::kMaxTokens} * wire::kMaxRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const u8* rows = op.local_region();
+#pragma unroll 1
     for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
         i32 sum = 0;
         const auto rows_of = [&](u32 from) { return rows + args.layout.notify_row(from) + wire::kNotifyCounts; };
@@ -235,7 +256,10 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks, 
             op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(to), args.max_rows, static_cast<u64>(sum));
         }
     }
-    for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < args.layout.experts / ranks; e += blockDim.x) {
+    // From the last thread on, beside the first ones' sums above.
+#pragma unroll 1
+    for (u32 e = blockDim.x - 1 - threadIdx.x; args.tokens_per_expert != nullptr && e < args.layout.experts / ranks;
+         e += blockDim.x) {
         i32 sum = 0;
         const auto experts_of = [&](u32 from) {
             return rows + args.layout.notify_row(from) + args.layout.notify_common_bytes();
@@ -253,9 +277,11 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks, 
 // might overwrite, are read a second time: a source that finds a wrong start checks it against the layout. Only that
 // kernel of this rank reads these stores, ordered by its launch.
 DEEP_EP_DEVICE void make_starts(const NotifyArgs& args, Operation& op, u32 ranks) {
+#pragma unroll 1
     for (u32 e = threadIdx.x; e < args.layout.experts / ranks; e += blockDim.x) {
         // Where the expert's own rows end, less their number.
         u32 start = static_cast<u32>(args.received.expert_sums[e] - args.received.expert_rows[e]);
+#pragma unroll 1
         for (u32 from = 0; from < ranks; ++from) {
             if (!op.present(from)) continue;
             u8* const slice = op.local_region() + args.layout.notify_row(from) + args.layout.notify_common_bytes();
