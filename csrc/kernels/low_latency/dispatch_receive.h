@@ -227,11 +227,11 @@ class RowScales {
     }
     // Stores them into the columns of the outputs, as words of 4 bytes.
     DEEP_EP_DEVICE void store(const RowPlace* places, u32 count) {
-        store_batch(device::lane(), places, count);
-        for (u32 first = device::lane() + kBatch * device::kWarpSize; first < words();
-             first += kBatch * device::kWarpSize) {
-            load_batch(first);
+#pragma unroll 1
+        for (u32 first = device::lane();; load_batch(first)) {
             store_batch(first, places, count);
+            first += kBatch * device::kWarpSize;
+            if (first >= words()) return;
         }
     }
 
@@ -239,6 +239,11 @@ class RowScales {
     static constexpr u32 kBatch = 2;  // words that a lane loads before it stores the first one
 
     DEEP_EP_DEVICE u32 words() const { return wire::ceil_div(args_.layout.scales_bytes, sizeof(u32)); }
+    // Which bytes of a word are scales: those of the last word beyond them become zeros.
+    DEEP_EP_DEVICE u32 scales_in(u32 word) const {
+        const u32 left = args_.layout.scales_bytes - word * static_cast<u32>(sizeof(u32));
+        return left < sizeof(u32) ? (1u << 8 * left) - 1 : ~0u;
+    }
     DEEP_EP_DEVICE void load_batch(u32 first) {
 #pragma unroll
         for (u32 b = 0; b < kBatch; ++b) {
@@ -246,24 +251,24 @@ class RowScales {
             loaded_[b] = from_ != nullptr && i < words() ? from_[i] : 0;
         }
     }
-    DEEP_EP_DEVICE void store_batch(u32 first, const RowPlace* places, u32 count) const {
+    DEEP_EP_DEVICE void store_batch(u32 first, const RowPlace* places, u32 count) {
 #pragma unroll
-        for (u32 b = 0; b < kBatch; ++b) {
-            const u32 i = first + b * device::kWarpSize;
-            if (i >= words()) break;
-            const u32 left = args_.layout.scales_bytes - i * static_cast<u32>(sizeof(u32));
-            // Bytes of the last word beyond the scales are zero.
-            const u32 word = left < sizeof(u32) ? loaded_[b] & ((1u << 8 * left) - 1) : loaded_[b];
-            for (u32 n = 0; n < count; ++n) {
-                const u64 column = static_cast<u64>(places[n].expert) * words() + i;
-                args_.recv_scales[column * args_.scales_stride + places[n].row] = word;
+        for (u32 b = 0; b < kBatch; ++b) loaded_[b] &= scales_in(first + b * device::kWarpSize);
+#pragma unroll 1
+        for (u32 n = 0; n < count; ++n) {
+            const u64 column = static_cast<u64>(places[n].expert) * words() + first;
+            u32* const place = args_.recv_scales + column * args_.scales_stride + places[n].row;
+#pragma unroll
+            for (u32 b = 0; b < kBatch; ++b) {
+                const u32 i = first + b * device::kWarpSize;
+                if (i < words()) place[u64{b} * device::kWarpSize * args_.scales_stride] = loaded_[b];
             }
         }
     }
 
     const DispatchArgs& args_;
     const u32* from_ = nullptr;
-    u32 loaded_[kBatch];
+    u32 loaded_[kBatch] = {};
 };
 
 // A warp: keeps a unit's choices and their weights for the combine, for a source whose results this rank sums.
