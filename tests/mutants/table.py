@@ -17,6 +17,7 @@ from mutants import (
     operations,
     proxy,
     two_hops,
+    two_hops_combine,
 )
 
 MUTANTS = (
@@ -31,4 +32,5 @@ MUTANTS = (
     *once_per_node.MUTANTS,
     *masks.MUTANTS,
     *two_hops.MUTANTS,
+    *two_hops_combine.MUTANTS,
 )
