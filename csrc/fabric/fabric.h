@@ -1,7 +1,8 @@
 // put_signal and related functions (PROTOCOL P5), over whichever fabric reaches the peer.
 //
 //   address(peers, to, offset)       address of that rank's heap here if it is mapped, otherwise null
-//   signal(...)                      one thread, after the block's barrier: publishes all stores the block made to `to`
+//   signal(...)                      one thread, after a barrier of its block or warp: publishes all stores of their
+//                                    threads to `to`
 //   put_signal(...)                  warp-collective: pieces, then the signal. Guarantees nothing about other puts
 //   quiet(...)                       the block, then a barrier: local memory that puts of this operation read from may
 //                                    be written again
@@ -36,7 +37,7 @@ DEEP_EP_DEVICE bool post_by_route(const Peers& peers, Waiter& waiter, Completion
 
 }  // namespace detail
 
-// One thread. Releases stores through address() by all threads that met this one at a barrier.
+// One thread. Releases stores through address() by all threads that met this one at a barrier of the block or the warp.
 template <class Waiter>
 DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, Word word) {
     if (mapped(peers, to)) {

@@ -228,10 +228,11 @@ class RowScales {
     // Stores them into the columns of the outputs, as words of 4 bytes.
     DEEP_EP_DEVICE void store(const RowPlace* places, u32 count) {
 #pragma unroll 1
-        for (u32 first = device::lane();; load_batch(first)) {
+        for (u32 first = device::lane();;) {
             store_batch(first, places, count);
             first += kBatch * device::kWarpSize;
             if (first >= words()) return;
+            load_batch(first);
         }
     }
 

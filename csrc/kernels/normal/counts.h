@@ -1,4 +1,6 @@
 // Messages with counts, which a dispatch exchanges first.
+//
+// Loops over ranks or experts run once or twice where a GPU is fast: unrolled, they would only be more code to fetch.
 #pragma once
 
 #include "kernels/normal/bounds.h"

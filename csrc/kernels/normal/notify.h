@@ -132,7 +132,7 @@ DEEP_EP_DEVICE bool number_all(Operation& op, const Numbering& numbering, u32 bl
     const u32 warps = device::warps(), places = numbering.places(), tokens = numbering.args.tokens;
     const u32 groups = min(warps, wire::ceil_div(places, blocks)), members = warps / groups;
     const u32 group = device::warp() / members, member = device::warp() % members;
-    // The products fit into 32 bits: see make_plan(). A block has fewer warps than there may be ranks.
+    static_assert(wire::kMaxTokens <= ~0u / 1024, "the products fit into 32 bits: a block has at most 1024 warps");
     const u32 first = tokens * member / members, end = tokens * (member + 1) / members;
     const bool counts_first = members > 1, keeps_scan = counts_first && end - first <= kScanned;
     for (u32 begin = blockIdx.x * groups, round = 0; begin < places; begin += blocks * groups, ++round) {
@@ -183,28 +183,32 @@ DEEP_EP_DEVICE void store_expert_counts(const NotifyArgs& args, u32 ranks, u32 t
     }
 }
 
-// The block: sends this rank's message to every rank, a warp to each. It is written in place where the receiver is
-// mapped, and put from this rank's region otherwise.
-DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+// The block: writes this rank's message where mapped receivers read it, a warp to each.
+DEEP_EP_DEVICE void write_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     const wire::RegionLayout& layout = args.layout;
     const u64 target = op.region_offset() + layout.notify_row(op.rank());
-    const u64 common = layout.notify_common_bytes(), slice = layout.expert_counts_bytes();
     for (u32 r = device::warp(); r < ranks; r += device::warps()) {
         if (!op.present(r) || !op.maps(r) || !broadcast(op.may_send(r))) continue;
         u8* const message = fabric::address(op.peers(), r, target);
         store_common(args, op, ranks, message, device::lane(), device::kWarpSize);
-        store_expert_counts(args, ranks, r, message + common);
+        store_expert_counts(args, ranks, r, message + layout.notify_common_bytes());
         __syncwarp();  // all lanes' stores come before the first one's release
         if (device::lane() == 0) op.signal(r, wire::kNotify);
     }
-    if (fabric::kRoutes == 0) return;
+}
+
+// The block: builds the message in this rank's region and puts it to receivers that are not mapped.
+DEEP_EP_DEVICE void put_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    const wire::RegionLayout& layout = args.layout;
     const u64 source = op.region_offset() + layout.notify_send();
-    u8* const staged = op.local_region() + layout.notify_send();
-    store_common(args, op, ranks, staged, threadIdx.x, blockDim.x);
+    const u64 target = op.region_offset() + layout.notify_row(op.rank());
+    const u64 common = layout.notify_common_bytes(), slice = layout.expert_counts_bytes();
+    u8* const message = op.local_region() + layout.notify_send();
+    store_common(args, op, ranks, message, threadIdx.x, blockDim.x);
     if (!op.sync_block()) return;  // the whole block's stores precede each warp's put
     for (u32 r = device::warp(); r < ranks; r += device::warps()) {
         if (!op.present(r) || op.maps(r)) continue;
-        store_expert_counts(args, ranks, r, staged + common + r * slice);
+        store_expert_counts(args, ranks, r, message + common + r * slice);
         // put_signal() orders the lanes' stores before the message.
         const fabric::Piece pieces[] = {{source, target, common},
                                         {source + common + r * slice, target + common, slice}};
@@ -332,7 +336,8 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     __syncthreads();
     op.read_number();
     if (!op.await_free()) return;
-    send_counts(args, op, ranks);
+    write_counts(args, op, ranks);
+    if (fabric::kRoutes != 0 && args.layout.has_remote != 0) put_counts(args, op, ranks);
     op.ended(Stage::kSignal);
     if (args.finish_later == 0) take_counts(args, op, ranks, at.tokens.in(shared));
 }

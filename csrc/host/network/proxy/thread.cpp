@@ -9,8 +9,8 @@ namespace deep_ep::host::proxy {
 namespace {
 
 // From the failure of a link until it is reported, so that the end of the peer itself may be noticed first: by a file
-// descriptor on this machine, or by a connection to another one, whose packets may need one retransmission. Two looks
-// are due after the failure; the rest is for threads that a busy machine holds up.
+// descriptor on this machine, or by a connection to another one, whose packets may need one retransmission. Where a
+// host waits, it looks twice after the failure; the rest is for threads that a busy machine holds up.
 constexpr u64 kPatience = 5 * kPeerLook, kPatienceAfar = 1'000'000'000;  // ns
 static_assert(2 * kPeerLook < kPatience && kPatience < kPatienceAfar, "hosts look twice before the link is blamed");
 u64 patience(const NetworkPlace& place) { return place.address.empty() ? kPatience : kPatienceAfar; }
