@@ -40,6 +40,8 @@ class Observer {
     virtual void hear_hosts(const Accessor& by) = 0;
     // Its rank's host has created the accessor, which is ordered after all that this host is ordered after.
     virtual void begin(const Accessor& by) = 0;
+    // Kernels share this memory with a device on the bus. To be called before they use it.
+    virtual void share(const Accessor&, const void*, u64) {}
     // The accessor makes no further access, and its rank's host knows that.
     virtual void end(const Accessor& by) = 0;
 };
@@ -142,6 +144,9 @@ inline void hear_hosts(const Accessor& by) {
 }
 inline void begin(const Accessor& by) {
     if (const Observed observed; observed) observed->begin(by);
+}
+inline void share(const Accessor& by, const void* memory, u64 bytes) {
+    if (const Observed observed; observed) observed->share(by, memory, bytes);
 }
 inline void end(const Accessor& by) {
     if (const Observed observed; observed) observed->end(by);

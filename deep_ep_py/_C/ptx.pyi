@@ -13,6 +13,7 @@ __all__: list[str] = [
     "KernelCount",
     "Kernels",
     "LaunchTime",
+    "NIC_PLACE",
     "PtxError",
     "add_heap",
     "count",
@@ -63,6 +64,11 @@ class LaunchTime:
         """
     @property
     def instructions(self) -> int: ...
+    @property
+    def nic_bytes(self) -> int:
+        """
+        That the rank's NICs have sent meanwhile.
+        """
     @property
     def own_bytes(self) -> int:
         """
@@ -188,12 +194,14 @@ def run(image: Image, symbol: str, *, blocks: int = 1, threads: int = 32, shared
     Run a kernel of a module on its own. `args`: the bytes of its parameters.
     """
 
-def time(*, one_gpu: bool, counts: bool) -> None:
+def time(*, one_gpu: bool, counts: bool, nic: float = 0.0) -> None:
     """
-    Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also do what count(True) does, which takes most of the memory.
+    Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also do what count(True) does, which takes most of the memory. `nic`: bytes per second that the NICs of a rank send; 0: any number.
     """
 
 def watch(on: bool, *, seed: int = 0) -> None:
     """
     Start watching the order of kernels' memory accesses afresh, or stop. The seed decides which loads of words return old values; 0: none does.
     """
+
+NIC_PLACE: int = 4294967295

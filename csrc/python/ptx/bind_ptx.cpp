@@ -103,14 +103,19 @@ void bind_ptx(py::module_& module) {
         "Declare memory of a rank that kernels of several ranks use.");
     using What = ptx::Counts::What;
     m.def(
-        "count", [](bool on) { ptx::Counts::count(on ? What::kExecutions : What::kNothing, false); }, py::arg("on"),
+        "count", [](bool on) { ptx::Counts::count(on ? What::kExecutions : What::kNothing, false, 0); }, py::arg("on"),
         "Start counting what kernels execute, from zero, or stop.");
     m.def(
-        "time", [](bool one_gpu, bool counts) { ptx::Counts::count(counts ? What::kAll : What::kTimes, one_gpu); },
-        py::kw_only(), py::arg("one_gpu"), py::arg("counts"),
+        "time",
+        [](bool one_gpu, bool counts, double nic) {
+            ptx::Counts::count(counts ? What::kAll : What::kTimes, one_gpu, nic);
+        },
+        py::kw_only(), py::arg("one_gpu"), py::arg("counts"), py::arg("nic") = 0.0,
         "Start predicting how long kernels take, from zero, until count(False). Threads are scheduled by the time that "
         "they have spent, and deadlines never pass. `one_gpu`: on a GPU that all ranks share. `counts`: also do "
-        "what count(True) does, which takes most of the memory.");
+        "what count(True) does, which takes most of the memory. `nic`: bytes per second that the NICs of a rank send; "
+        "0: any number.");
+    m.attr("NIC_PLACE") = ptx::NicTime::kPlace;
     py::class_<ptx::LaunchTime>(m, "LaunchTime", "The time of a launch, and its longest path.")
         .def_readonly("rank", &ptx::LaunchTime::rank)
         .def_readonly("blocks", &ptx::LaunchTime::blocks)
@@ -121,6 +126,7 @@ void bind_ptx(py::module_& module) {
             "own_bytes", [](const ptx::LaunchTime& time) { return time.work.own_bytes; },
             "Bytes of rows that it loads from or stores into memory of its rank.")
         .def_property_readonly("peer_bytes", [](const ptx::LaunchTime& time) { return time.work.peer_bytes; })
+        .def_readonly("nic_bytes", &ptx::LaunchTime::nic_bytes, "That the rank's NICs have sent meanwhile.")
         .def_readonly("begin", &ptx::LaunchTime::begin, "In cycles of the modeled GPUs.")
         .def_property_readonly("end", [](const ptx::LaunchTime& time) { return time.end.cycles; })
         .def_property_readonly("instructions", [](const ptx::LaunchTime& time) { return time.end.instructions; })

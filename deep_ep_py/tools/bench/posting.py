@@ -110,61 +110,97 @@ def measure(
 
 def _on_each_rank(group: Any, pattern: Pattern, iterations: int, requests: int, warmup: int) -> Any:
     """Return the figures on rank 0, and whether everything has arrived on rank 1."""
-    import deep_ep_py as deep_ep
-
-    rank, posters = group.rank(), pattern.blocks * pattern.warps
-    puts = requests * pattern.queue_pairs // (_REQUESTS_PER_PUT * posters)
-    nic = deep_ep.NicOptions(blocks=_RING, queues_per_peer=pattern.queue_pairs, in_flight=64)
-    buffer = deep_ep.Buffer(group, device="cuda", fabric="ibgda", ranks_per_node=1, nic=nic, timeout=_TIMEOUT)
-    engine, runtime = buffer._engine, buffer.runtime
-    engine.prepare(0, 0, "post")
-    data = engine.empty((posters, _PUT_BYTES // 8), torch.int64)
-    sent = torch.arange(_PUT_BYTES // 8) + 1  # the first row of rank 0, and at the end every row of rank 1
-    data.copy_(sent if rank == 0 else torch.zeros_like(sent))
-    words = engine.empty((posters,), torch.int64).zero_()
-    engine.device.synchronize()
-    offsets = group.all_gather_object([runtime.heap_offset(tensor.data_ptr()) for tensor in (data, words)])
+    puts = requests * pattern.queue_pairs // (_REQUESTS_PER_PUT * pattern.blocks * pattern.warps)
     result: Any = None
-    if rank == 0:
-        samples = [_post(buffer, pattern, puts, offsets) for _ in range(warmup + iterations)]
-        result = _figures(pattern, samples[warmup:])
-    group.barrier()
-    if rank == 1:
-        total = (warmup + iterations) * puts * C.SIGNAL_UNIT
-        result = bool((words.cpu() == total).all()) and bool((data.cpu() == sent).all())
-    group.barrier()  # neither rank leaves before everything is read
-    buffer.destroy()
+    with Poster(group, pattern, _PUT_BYTES, device="cuda") as poster:
+        if group.rank() == 0:
+            samples = [_post(poster, puts) for _ in range(warmup + iterations)]
+            result = _figures(pattern, samples[warmup:])
+        group.barrier()
+        if group.rank() == 1:
+            result = poster.has_all((warmup + iterations) * puts)
+        group.barrier()  # neither rank leaves before everything is read
     return result
 
 
-def _post(buffer: Any, pattern: Pattern, puts: int, offsets: list[list[int]]) -> tuple[float, int, int]:
-    """Run one kernel. Returns milliseconds, requests and doorbells."""
-    runtime = buffer.runtime
-    before = buffer.network_counters()[1]
+class Poster:
+    """A rank of a group of two, of which the first one puts rows to the other over software NICs.
 
-    def launch() -> Any:
+    Parameters
+    ----------
+    group
+        The group.
+    pattern
+        Which threads post.
+    put_bytes : int
+        Bytes of a row; a multiple of 16.
+    **options
+        Of the Buffer.
+    """
+
+    def __init__(self, group: Any, pattern: Pattern, put_bytes: int, **options: Any) -> None:
+        import deep_ep_py as deep_ep
+
+        self.pattern, self.put_bytes = pattern, put_bytes
+        self.posters = pattern.blocks * pattern.warps
+        nic = deep_ep.NicOptions(blocks=_RING, queues_per_peer=pattern.queue_pairs, in_flight=64)
+        self.buffer = deep_ep.Buffer(
+            group, fabric="ibgda", ranks_per_node=1, nic=nic, **{"timeout": _TIMEOUT, **options}
+        )
+        engine = self.buffer._engine
+        engine.prepare(0, 0, "post")
+        self._sent = torch.arange(put_bytes // 8) + 1  # the first row of rank 0, and at the end every row of rank 1
+        self._rows = engine.empty((self.posters, put_bytes // 8), torch.int64)
+        self._rows.copy_(self._sent if group.rank() == 0 else torch.zeros_like(self._sent))
+        self._words = engine.empty((self.posters,), torch.int64).zero_()
+        engine.device.synchronize()
+        own = [self.buffer.runtime.heap_offset(tensor.data_ptr()) for tensor in (self._rows, self._words)]
+        self._offsets = group.all_gather_object(own)
+
+    def __enter__(self) -> Poster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.buffer.destroy()
+
+    def launch(self, puts: int) -> Any:
+        """Launch a kernel in which each poster puts its row `puts` times, and return the call."""
         return C.measure.post(
-            buffer._engine.runtime,
+            self.buffer._engine.runtime,
             to=1,
-            posters=pattern.warps,
+            posters=self.pattern.warps,
             puts=puts,
-            bytes=_PUT_BYTES,
-            source=offsets[0][0],
-            target=offsets[1][0],
-            words=offsets[1][1],
-            blocks=pattern.blocks,
+            bytes=self.put_bytes,
+            source=self._offsets[0][0],
+            target=self._offsets[1][0],
+            words=self._offsets[1][1],
+            blocks=self.pattern.blocks,
         )
 
-    call, milliseconds = EventTimer().time(launch, buffer.comm_stream)
-    runtime.wait(call)
-    buffer._engine.check_failure(call)
-    runtime.retire(call)
-    runtime.drain()  # so that the next one finds empty send queues
-    after = buffer.network_counters()[1]
+    def finish(self, call: Any) -> None:
+        """Wait for a call, and until the NIC has executed what it has posted."""
+        runtime = self.buffer.runtime
+        runtime.wait(call)
+        self.buffer._engine.check_failure(call)
+        runtime.retire(call)
+        runtime.drain()
+
+    def has_all(self, puts: int) -> bool:
+        """Whether the rows of `puts` puts by each poster have arrived here."""
+        arrived = self._words.cpu() == puts * C.SIGNAL_UNIT
+        return bool(arrived.all()) and bool((self._rows.cpu() == self._sent).all())
+
+
+def _post(poster: Poster, puts: int) -> tuple[float, int, int]:
+    """Run one kernel. Returns milliseconds, requests and doorbells."""
+    before = poster.buffer.network_counters()[1]
+    call, milliseconds = EventTimer().time(lambda: poster.launch(puts), poster.buffer.comm_stream)
+    poster.finish(call)  # so that the next one finds empty send queues
+    after = poster.buffer.network_counters()[1]
     sent = {name: after[name] - before[name] for name in after}
-    posted = puts * pattern.blocks * pattern.warps
-    if (sent["writes"], sent["atomics"], sent["bytes"]) != (posted, posted, posted * _PUT_BYTES):
-        raise RuntimeError(f"{pattern.name}: {posted} puts were posted, but the NIC executed {sent}")
+    posted = puts * poster.posters
+    if (sent["writes"], sent["atomics"], sent["bytes"]) != (posted, posted, posted * poster.put_bytes):
+        raise RuntimeError(f"{poster.pattern.name}: {posted} puts were posted, but the NIC executed {sent}")
     return milliseconds, sent["writes"] + sent["atomics"], sent["doorbells"]
 
 

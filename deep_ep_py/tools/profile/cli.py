@@ -33,12 +33,13 @@ _DEFAULT = Workload()
 _LAUNCHED = {
     "normal": ("layout", "notify", "dispatch", "combine"),
     "low-latency": ("low_latency_dispatch", "low_latency_combine"),
+    "posting": ("post",),
 }
 _INSTALL = f"`DEEP_EP_BUILDS=fast,{_BUILD} pip install '.[gpu]'` in the clone"
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--mode", type=click.Choice(["normal", "low-latency"]), default=_DEFAULT.mode)
+@click.option("--mode", type=click.Choice(list(_LAUNCHED)), default=_DEFAULT.mode)
 @click.option(
     "--kernel",
     "kernels",
@@ -58,10 +59,17 @@ _INSTALL = f"`DEEP_EP_BUILDS=fast,{_BUILD} pip install '.[gpu]'` in the clone"
 @click.option("--blocks", type=click.IntRange(1, 64), default=_DEFAULT.blocks, help="Blocks per operation, as counted.")
 @click.option("--time", "only_times", is_flag=True, help="Only predict times, which takes less memory.")
 @click.option("--one-gpu", is_flag=True, help="The ranks share a GPU.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp8"]), default=_DEFAULT.dtype, help="Of low-latency dispatches.")
+@click.option("--dtype", type=click.Choice(["bf16", "fp8"]), default=_DEFAULT.dtype, help="Of dispatched rows.")
 @click.option("--halves", is_flag=True, help="Launch the halves of low-latency calls one by one, as a hook does.")
 @click.option("--zero-copy", is_flag=True, help="Low-latency combine of results in the Buffer's memory.")
 @click.option("--cached", is_flag=True, help="Also a dispatch along the routes of the first one (normal mode).")
+@click.option("--queue-pairs", type=click.IntRange(1), default=_DEFAULT.queue_pairs, help="To each peer.")
+@click.option(
+    "--nic-rate",
+    type=click.FloatRange(0),
+    default=_DEFAULT.nic_rate,
+    help="GB/s that a rank's NICs send; 0: any number.",
+)
 @click.option("--lines", type=click.IntRange(0), default=10, help="Source lines to list for each kernel.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=_DEFAULT.seed, help="Seed of the routing.")
 @click.option(

@@ -30,15 +30,18 @@ def overview(found: Sequence[KernelProfile], sass: dict[str, Sass]) -> Group:
 
 
 def durations(predicted: Sequence[KernelTime]) -> Table:
-    """Return the predicted times of launches, and what their longest paths consist of."""
+    """Return the predicted times of launches, what their longest paths consist of, and what NICs have sent."""
     table = Table(box=box.SIMPLE, title="Predicted microseconds, and the longest path", title_justify="left")
     table.add_column("launch", no_wrap=True)
-    for name in ("us", "path", "bytes", "issue", "instr.", "waits", "fences", "barriers"):
+    sends = any(time.nic_rate for time in predicted)
+    for name in ("us", "path", "bytes", "issue", "instr.", "waits", "fences", "bars.", *(("NICs",) if sends else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for time in predicted:
-        us = (f"{value:,.1f}" for value in (time.us, time.path_us, time.bandwidth_us, time.issue_us))
+        us = map(_microseconds, (time.us, time.path_us, time.bandwidth_us, time.issue_us))
         path = (f"{value:,}" for value in (time.instructions, time.waits, time.fences, time.barriers))
-        table.add_row(_short(time.title), *us, *path)
+        table.add_row(_short(time.title), *us, *path, *((f"{time.nic_rate:.1f}",) if sends else ()))
+    if sends:
+        table.caption = "NICs: GB/s that those of the rank that sends most have sent meanwhile"
     return table
 
 
@@ -50,6 +53,10 @@ def longest_path(time: KernelTime, count: int) -> Table:
     for line in time.lines[:count]:
         table.add_row(f"{line.us:,.2f}", line.place if len(line.place) <= _PLACE else line.place[: _PLACE - 3] + "...")
     return table
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _short(name: str) -> str:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from deep_ep_py.base.native import C
 from deep_ep_py.tools.profile.report import name_of
 
 _CYCLES_PER_US = 1900
@@ -53,6 +54,8 @@ class KernelTime:
     instructions, waits, fences, barriers : int
         What the longest path consists of: instructions, waits for data from global memory, fences at device or system
         scope, and barriers of a block.
+    nic_rate : float
+        GB/s that the NICs of the rank that sends most have sent meanwhile.
     lines : tuple of PathLine
         The places of the longest path, those that take most time first.
     """
@@ -67,6 +70,7 @@ class KernelTime:
     waits: int
     fences: int
     barriers: int
+    nic_rate: float
     lines: tuple[PathLine, ...]
 
     @property
@@ -91,7 +95,7 @@ def times(counted: dict[str, Any], one_gpu: bool) -> list[KernelTime]:
     """
     found: list[tuple[float, KernelTime]] = []
     for symbol, (kernel, reports) in counted.items():
-        places = {report.place_number: report.place for report in reports}
+        places = {C.ptx.NIC_PLACE: "NIC"} | {report.place_number: report.place for report in reports}
         by_rank: Counter[int] = Counter()
         launches: defaultdict[int, list[Any]] = defaultdict(list)
         for launch in kernel.times:
@@ -115,11 +119,12 @@ def _time(name: str, number: int, launches: list[Any], places: dict[int, str], o
     issue_us = max(
         launch.thread_instructions / _LANES / launch.blocks / _SCHEDULERS / _CYCLES_PER_US for launch in launches
     )
+    us = max(path_us, bandwidth_us, issue_us)
     ordered = sorted(last.cycles_by_place.items(), key=lambda line: -line[1])
     return KernelTime(
         name=name,
         number=number,
-        us=max(path_us, bandwidth_us, issue_us),
+        us=us,
         path_us=path_us,
         bandwidth_us=bandwidth_us,
         issue_us=issue_us,
@@ -127,5 +132,6 @@ def _time(name: str, number: int, launches: list[Any], places: dict[int, str], o
         waits=last.waits,
         fences=last.fences,
         barriers=last.barriers,
+        nic_rate=max(launch.nic_bytes for launch in launches) / us / 1e3,
         lines=tuple(PathLine(places.get(place, "?"), cycles / _CYCLES_PER_US) for place, cycles in ordered),
     )

@@ -10,21 +10,24 @@ import torch
 
 from deep_ep_py.base.native import C
 from deep_ep_py.buffer import Buffer
+from deep_ep_py.compat.utils.math import per_token_cast_to_fp8
 from deep_ep_py.testing import run_ranks
+from deep_ep_py.tools.bench.posting import Pattern, Poster
 from deep_ep_py.tools.bench.routing import route
 from deep_ep_py.tools.profile.device import Images, interpreting
+from deep_ep_py.transport.topology.nic import NicOptions
 
 _TIMEOUT = 600.0  # seconds of the virtual clock
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A dispatch and a combine on every rank.
+    """A dispatch and a combine on every rank, or puts from one rank to another.
 
     Parameters
     ----------
     mode : str
-        `normal` or `low-latency`.
+        `normal` or `low-latency`. `posting`: each warp of the first rank puts `tokens` rows to the second one.
     architecture : str
         For example `sm_90a`.
     fabric : str
@@ -38,7 +41,7 @@ class Workload:
     seed : int
         Seed of the routing.
     dtype : str
-        Of the rows that a low-latency dispatch delivers: `bf16` or `fp8`.
+        Of the rows that a dispatch delivers: `bf16` or `fp8`.
     zero_copy : bool
         Whether a low-latency combine reads results where experts have left them in the Buffer's memory.
     halves : bool
@@ -48,6 +51,10 @@ class Workload:
         Whether a dispatch along the routes of the first one follows (normal mode).
     one_gpu : bool
         Whether the ranks share a GPU.
+    nic_rate : float
+        GB/s that the NICs of a rank send, for predicted times; 0: any number.
+    queue_pairs : int
+        Queue pairs to each peer.
     """
 
     mode: str = "normal"
@@ -67,6 +74,8 @@ class Workload:
     halves: bool = False
     cached: bool = False
     one_gpu: bool = False
+    nic_rate: float = 0.0
+    queue_pairs: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -105,9 +114,9 @@ def run(workload: Workload, images: Images | None = None, only_times: bool = Fal
     CompileError, NvrtcUnavailableError, DeepEPError, ValueError
         As `compile_ptx` and `Buffer`.
     """
-    call = {"normal": _normal, "low-latency": _low_latency}[workload.mode]
+    call = {"normal": _normal, "low-latency": _low_latency, "posting": _posting}[workload.mode]
     with interpreting(images or Images(workload.architecture), workload.warps, workload.blocks):
-        C.ptx.time(one_gpu=workload.one_gpu, counts=not only_times)
+        C.ptx.time(one_gpu=workload.one_gpu, counts=not only_times, nic=1e9 * workload.nic_rate)
         try:
             rows = sum(run_ranks(workload.ranks, call, workload))
             return rows, C.ptx.counted()
@@ -125,11 +134,12 @@ def _inputs(workload: Workload, rank: int) -> tuple[torch.Tensor, torch.Tensor, 
 def _normal(group: Any, workload: Workload) -> int:
     x, topk_idx, topk_weights = _inputs(workload, group.rank())
     size = Buffer.get_dispatch_config(group.size()).get_nvl_buffer_size_hint(workload.row_bytes, group.size())
-    with Buffer(group, size, fabric=workload.fabric, timeout=_TIMEOUT) as buffer:
+    rows = per_token_cast_to_fp8(x) if workload.dtype == "fp8" else x
+    with Buffer(group, size, **_options(workload)) as buffer:
         layout = buffer.get_dispatch_layout(topk_idx, workload.experts)
         group.barrier()
         received, _, weights, _, handle, _ = buffer.dispatch(
-            x,
+            rows,
             topk_idx=topk_idx,
             topk_weights=topk_weights,
             num_tokens_per_rank=layout[0],
@@ -138,8 +148,10 @@ def _normal(group: Any, workload: Workload) -> int:
         )
         if workload.cached:
             group.barrier()
-            buffer.dispatch(x, handle=handle)
+            buffer.dispatch(rows, handle=handle)
         group.barrier()
+        if isinstance(received, tuple):
+            received = received[0].to(torch.bfloat16)
         buffer.combine(received, handle, topk_weights=weights)
         return int(received.shape[0])
 
@@ -148,7 +160,7 @@ def _low_latency(group: Any, workload: Workload) -> int:
     x, topk_idx, topk_weights = _inputs(workload, group.rank())
     sizes = (workload.tokens, workload.hidden, group.size(), workload.experts)
     size = Buffer.get_low_latency_rdma_size_hint(*sizes)
-    with Buffer(group, num_rdma_bytes=size, low_latency_mode=True, fabric=workload.fabric, timeout=_TIMEOUT) as buffer:
+    with Buffer(group, num_rdma_bytes=size, low_latency_mode=True, **_options(workload)) as buffer:
         received, counts, handle, _, receive = buffer.low_latency_dispatch(
             x,
             topk_idx,
@@ -172,6 +184,24 @@ def _low_latency(group: Any, workload: Workload) -> int:
         )
         _receive(group, receive)
         return int(counts.sum())
+
+
+def _posting(group: Any, workload: Workload) -> int:
+    pattern = Pattern("profiled", workload.blocks, workload.warps, workload.queue_pairs)
+    with Poster(group, pattern, 2 * workload.hidden, timeout=_TIMEOUT) as poster:
+        if group.rank() == 0:
+            poster.finish(poster.launch(workload.tokens))
+        group.barrier()
+        return workload.tokens * poster.posters if group.rank() == 1 and poster.has_all(workload.tokens) else 0
+
+
+def _options(workload: Workload) -> dict[str, Any]:
+    """Return the options of a Buffer."""
+    return {
+        "fabric": workload.fabric,
+        "nic": NicOptions(queues_per_peer=workload.queue_pairs),
+        "timeout": _TIMEOUT,
+    }
 
 
 def _receive(group: Any, hook: Callable[[], None] | None) -> None:

@@ -98,6 +98,35 @@ def test_ranks_that_share_a_gpu_are_nearer_to_each_other(tmp_path: Path) -> None
 
 
 @counts
+def test_a_dispatch_is_no_faster_than_the_nics(tmp_path: Path) -> None:
+    found = []
+    for rate in (0, 0.1):
+        file = tmp_path / f"report{rate}.json"
+        options = (*SMALL, "--fabric=ibgda", "--kernel=dispatch", f"--nic-rate={rate}", "--lines=99", f"--json={file}")
+        done = profile(*options, "--time")
+        assert done.exit_code == 0 and "NICs" in done.output, done.output
+        found += json.loads(file.read_text())["times"]
+    free, bound = found
+    in_nic = {line["place"]: line["us"] for line in bound["lines"]}["NIC"]
+    assert free["nic_rate"] > 0.1 and 0 < bound["nic_rate"] <= 0.1
+    assert free["us"] < in_nic < bound["us"]
+
+
+@counts
+def test_a_post_waits_for_stores_across_the_bus(tmp_path: Path) -> None:
+    found = []
+    for puts in (2, 6):
+        file = tmp_path / f"report{puts}.json"
+        done = profile("--mode=posting", "--ranks=2", f"--tokens={puts}", "--warps=1", "--blocks=1", f"--json={file}")
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(file.read_text()))
+    few, many = found
+    assert (few["rows"], many["rows"]) == (2, 6)
+    # Of the record, the doorbell and the lock: 1400 cycles each.
+    assert many["times"][0]["us"] - few["times"][0]["us"] > 4 * 3 * 1400 / 1900
+
+
+@counts
 def test_the_same_seed_counts_the_same(tmp_path: Path) -> None:
     reports = []
     for name in ("one", "other"):

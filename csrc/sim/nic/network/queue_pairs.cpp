@@ -80,6 +80,9 @@ void NicQueuePairs::make_queues(const NetworkPlace& place, const nic::SendQueue:
     for (const bool far : place.reached) blocks += far ? size_t{per_peer} * options_.blocks : 0;
     rings_ = std::static_pointer_cast<mlx5::Block>(allocator_.make_shared(blocks * sizeof(mlx5::Block)));
     std::memset(static_cast<void*>(rings_.get()), nic::kPoison, blocks * sizeof(mlx5::Block));
+    const observe::Accessor nic{observe::Kind::kNic, this, static_cast<u32>(place.rank)};
+    observe::share(nic, queue_memory_.get(), count * sizeof(QueueMemory));
+    observe::share(nic, rings_.get(), blocks * sizeof(mlx5::Block));
     nic::SendQueue::Tell tell;
     if (options_.traced) {
         tell = [this](nic::Message message) {

@@ -11,9 +11,13 @@ std::shared_ptr<Counts> active_now;
 
 std::shared_ptr<Counts> Counts::active() { return active_now; }
 
-void Counts::count(What what, bool one_gpu) {
-    active_now = what == What::kNothing ? nullptr : std::make_shared<Counts>(what, one_gpu);
-    cpu::Executor::get().schedule_by_time(active_now != nullptr && active_now->times());
+void Counts::count(What what, bool one_gpu, double nic) {
+    // The observer may also be that of a watched order.
+    if (active_now != nullptr && observe::observer.load() == &active_now->nics()) observe::observer.store(nullptr);
+    active_now = what == What::kNothing ? nullptr : std::make_shared<Counts>(what, one_gpu, nic);
+    const bool by_time = active_now != nullptr && active_now->times();
+    if (by_time) observe::observer.store(&active_now->nics());
+    cpu::Executor::get().schedule_by_time(by_time);
 }
 
 double Counts::latest() const {
@@ -26,15 +30,16 @@ void Counts::begin(Kernel& kernel, u64 launch, u32 rank, u32 blocks, double not_
     if (launches_.count(launch) != 0) return;
     Moment begin;
     begin.cycles = std::max(not_before, ends_[rank]);
-    launches_[launch] = {&kernel, kernel.count.times.size(), begin};
+    launches_[launch] = {&kernel, kernel.count.times.size(), begin, nics_.sent(rank)};
     kernel.count.times.push_back({rank, blocks, begin.cycles, begin, {}});
 }
 
 void Counts::end(u64 launch, const Moment& moment, const Work& work) {
-    const auto& [kernel, number, begin] = launches_.at(launch);
+    const auto& [kernel, number, begin, sent] = launches_.at(launch);
     LaunchTime& time = kernel->count.times[number];
     time.end.join(moment);
     time.work.add(work);
+    time.nic_bytes = nics_.sent(time.rank) - sent;
     ends_[time.rank] = std::max(ends_[time.rank], moment.cycles);
 }
 

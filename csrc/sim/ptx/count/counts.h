@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "sim/ptx/module.h"
-#include "sim/ptx/time/memory_time.h"
+#include "sim/ptx/time/nic_time.h"
 
 namespace deep_ep::ptx {
 
@@ -36,6 +36,7 @@ struct LaunchTime {
     double begin;
     Moment end;  // of its last thread
     Work work;
+    u64 nic_bytes = 0;  // that the rank's NICs have sent meanwhile
 };
 
 struct KernelCount {
@@ -66,9 +67,9 @@ class Counts {
     // Starts counting from zero, or stops. With times, worlds schedule their threads by time meanwhile, and deadlines
     // never pass.
     enum class What : u8 { kNothing, kExecutions, kTimes, kAll };
-    // `one_gpu`: the ranks' blocks share a GPU.
-    static void count(What what, bool one_gpu);
-    Counts(What what, bool one_gpu) : what_(what), memory_(one_gpu) {}
+    // `one_gpu`: the ranks' blocks share a GPU. `nic`: bytes per second that the NICs of a rank send; 0: any number.
+    static void count(What what, bool one_gpu, double nic);
+    Counts(What what, bool one_gpu, double nic) : what_(what), memory_(one_gpu), nics_(memory_, nic) {}
 
     // Of instructions, at least the executions by threads are counted.
     bool executions() const { return what_ != What::kTimes; }
@@ -95,6 +96,7 @@ class Counts {
     // A thread of the launch ends.
     void end(u64 launch, const Moment& moment, const Work& work);
     MemoryTime& memory() { return memory_; }
+    NicTime& nics() { return nics_; }
 
   private:
     const What what_;
@@ -102,6 +104,7 @@ class Counts {
         Kernel* kernel;
         size_t number;  // among the kernel's
         Moment begin;
+        u64 sent;  // by the rank's NICs before
     };
     struct Heap {
         u64 end;
@@ -110,6 +113,7 @@ class Counts {
     std::map<u64, Heap> heaps_;
     std::map<std::string, Kernel> kernels_;
     MemoryTime memory_;
+    NicTime nics_;
     std::map<u64, Launch> launches_;
     std::map<u32, double> ends_;  // of the launches of a rank
 };

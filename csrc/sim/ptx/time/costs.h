@@ -30,6 +30,8 @@ constexpr double kShared = 30, kL1 = 38, kL2 = 273, kHbm = 850, kPeer = 1800;
 constexpr double kBarrier = 30, kWarpBarrier = 6, kArrival = 25;
 constexpr double kBranchTaken = 9, kGuard = 7;  // from a predicate to a guarded instruction
 constexpr double kBlockFence = 40, kDeviceFence = 500, kSystemFence = 900;
+// Memory across the bus, and a NIC: from a doorbell to the first byte, and from the last byte to its word at the peer.
+constexpr double kBus = 2800, kNicStart = 1500, kNicWay = 2300;
 constexpr double kBulkBytesPerCycle = 64, kBulkStart = 60;
 constexpr u64 kL1Bytes = u64{128} << 10, kL2Bytes = u64{50} << 20, kLine = 64;
 }  // namespace machine

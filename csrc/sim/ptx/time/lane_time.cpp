@@ -3,7 +3,7 @@
 namespace deep_ep::ptx {
 namespace {
 
-constexpr u64 kWord = 4;       // the smallest one
+constexpr u64 kWord = MemoryTime::kWord;
 constexpr u64 kRowBytes = 16;  // that a thread loads or stores at once, at least
 
 }  // namespace
@@ -98,17 +98,18 @@ void LaneTime::access(const Instruction& instruction, const Cost& cost, size_t r
         if (kind != Kind::kStore) arrive(instruction, registers, now_.cycles + machine::kShared, false);
         return;
     }
-    if (bytes >= kRowBytes) move(bytes, is_peers);
+    const bool on_bus = memory_.is_on_bus(address);
+    if (bytes >= kRowBytes && !on_bus) move(bytes, is_peers);
     const double begin = now_.cycles;
     double arrives = 0;
     if (kind != Kind::kStore) {
         const u64 line = address / machine::kLine;
-        const double* const in_l1 = is_word || is_peers ? nullptr : block_.l1.find(line);
+        const double* const in_l1 = is_word || is_peers || on_bus ? nullptr : block_.l1.find(line);
         if (in_l1 != nullptr) {
             arrives = std::max(begin + machine::kL1, *in_l1);
         } else {
             arrives = memory_.load(block_.l2, address, bytes, is_peers, begin);
-            if (!is_word && !is_peers) block_.l1.insert(line, arrives);
+            if (!is_word && !is_peers && !on_bus) block_.l1.insert(line, arrives);
         }
         arrive(instruction, registers, arrives, true);
     }
@@ -121,11 +122,11 @@ void LaneTime::access(const Instruction& instruction, const Cost& cost, size_t r
     // A vector of words is one access to several of them.
     for (u64 word = address / kWord; word <= (address + bytes - 1) / kWord; ++word) {
         if (kind != Kind::kStore) {
-            see(word, memory_.way(is_peers));
+            see(word, memory_.way(address, is_peers));
             if (now_.cycles > arrives) arrive(instruction, registers, now_.cycles, true);
         }
         if (kind != Kind::kLoad) {
-            memory_.words[word].join(later(begin + memory_.way(is_peers)));
+            memory_.words[word].join(later(begin + memory_.way(address, is_peers)));
         }
     }
     if (cost.acquires) block_.l1.clear();
@@ -141,8 +142,8 @@ void LaneTime::bulk_store(u64 address, u64 bytes, bool is_peers) {
     move(bytes, is_peers);
     const double read = block_.copy(bytes, now_.cycles);
     open_.read = std::max(open_.read, read);
-    open_.written =
-        std::max(open_.written, memory_.store(block_.l2, address, bytes, is_peers, read) + memory_.way(is_peers));
+    open_.written = std::max(open_.written,
+                             memory_.store(block_.l2, address, bytes, is_peers, read) + memory_.way(address, is_peers));
 }
 
 void LaneTime::wait_group(u64 pending, bool written) {
@@ -181,25 +182,14 @@ void LaneTime::see(u64 word, double way) {
 
 const Moment& LaneTime::here() {
     if (own_.all().empty()) return now_;
-    if (now_.path != nullptr && now_.path.use_count() == 1) {
-        now_.path->shares.add(own_);
-    } else {
-        auto stretch = std::make_shared<Stretch>();
-        stretch->before = std::move(now_.path);
-        stretch->shares = own_;
-        now_.path = std::move(stretch);
-    }
+    now_.add(own_);
     own_.clear();
     return now_;
 }
 
 Moment LaneTime::later(double cycles) {
     Moment moment = here();
-    auto stretch = std::make_shared<Stretch>();
-    stretch->before = moment.path;
-    stretch->shares.add(place_, static_cast<float>(cycles - moment.cycles));
-    moment.path = std::move(stretch);
-    moment.cycles = cycles;
+    moment.go_on(cycles, place_);
     return moment;
 }
 

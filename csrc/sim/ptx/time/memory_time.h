@@ -38,19 +38,27 @@ class Cache {
     std::deque<u64> order_;
 };
 
-// The memory of all ranks' GPUs, or of the one GPU that they share.
+// The memory of all ranks' GPUs, or of the one GPU that they share, and what they reach across the bus.
 class MemoryTime {
   public:
+    static constexpr u64 kWord = 4;  // bytes of the smallest one
+
     explicit MemoryTime(bool one_gpu) : one_gpu_(one_gpu) {}
+
+    void add_bus(u64 base, u64 bytes) { bus_[base] = base + bytes; }
+    bool is_on_bus(u64 address) const {
+        const auto next = bus_.upper_bound(address);
+        return next != bus_.begin() && address < std::prev(next)->second;
+    }
 
     // The L2 of a rank's GPU.
     Cache& l2_of(u32 rank) { return l2_.try_emplace(one_gpu_ ? 0 : rank, machine::kL2Bytes).first->second; }
-    // By number of the word in memory: when a store of it can be seen by others, and the path that leads there.
+    // By address, in words: when a store of it can be seen by others, and the path that leads there.
     std::unordered_map<u64, Moment> words;
 
     // When a load that begins at `begin` has its data.
     double load(Cache& l2, u64 address, u64 bytes, bool is_peers, double begin) const {
-        if (is_remote(is_peers)) return begin + machine::kPeer;
+        if (is_far(address, is_peers)) return begin + 2 * way(address, is_peers);
         double done = begin + machine::kL2;
         for (u64 line = address / machine::kLine; line <= (address + bytes - 1) / machine::kLine; ++line) {
             const double* const arrives = l2.find(line);
@@ -61,19 +69,23 @@ class MemoryTime {
     }
     // When a store has been performed where others see it.
     double store(Cache& l2, u64 address, u64 bytes, bool is_peers, double begin) const {
-        for (u64 line = address / machine::kLine;
-             !is_remote(is_peers) && line <= (address + bytes - 1) / machine::kLine; ++line) {
+        const bool is_near = !is_far(address, is_peers);
+        for (u64 line = address / machine::kLine; is_near && line <= (address + bytes - 1) / machine::kLine; ++line) {
             l2.insert(line, begin);
         }
-        return begin + way(is_peers);
+        return begin + way(address, is_peers);
     }
     // One way to memory: half of a load that finds its line in the L2.
-    double way(bool is_peers) const { return (is_remote(is_peers) ? machine::kPeer : machine::kL2) / 2; }
+    double way(u64 address, bool is_peers) const {
+        if (is_on_bus(address)) return machine::kBus / 2;
+        return (is_peers && !one_gpu_ ? machine::kPeer : machine::kL2) / 2;
+    }
 
   private:
-    bool is_remote(bool is_peers) const { return is_peers && !one_gpu_; }
+    bool is_far(u64 address, bool is_peers) const { return (is_peers && !one_gpu_) || is_on_bus(address); }
 
     const bool one_gpu_;
+    std::map<u64, u64> bus_;  // ends by beginnings
     std::map<u32, Cache> l2_;
 };
 

@@ -65,6 +65,21 @@ struct Moment {
     void join(const Moment& other) {
         if (other.cycles > cycles) *this = other;
     }
+    void add(const Shares& shares) {
+        if (path == nullptr || path.use_count() != 1) {
+            auto stretch = std::make_shared<Stretch>();
+            stretch->before = std::move(path);
+            path = std::move(stretch);
+        }
+        path->shares.add(shares);
+    }
+    // The path goes on at `place` until then.
+    void go_on(double until, u32 place) {
+        Shares spent;
+        spent.add(place, static_cast<float>(until - cycles));
+        add(spent);
+        cycles = until;
+    }
 };
 
 // What threads ask of a GPU, whenever they do: it has a bandwidth and issues so many instructions per cycle.
