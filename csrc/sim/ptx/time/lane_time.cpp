@@ -5,6 +5,7 @@ namespace {
 
 constexpr u64 kWord = MemoryTime::kWord;
 constexpr u64 kRowBytes = 16;  // that a thread loads or stores at once, at least
+constexpr double kPollCycles = 4000;
 
 }  // namespace
 
@@ -171,7 +172,8 @@ void LaneTime::see(u64 word, double way) {
     if (found == memory_.words.end()) return;
     const Moment& stored = found->second;
     const double late = now_.cycles - stored.cycles;
-    if (last < stored.cycles && late > way) {
+    const bool polls = now_.cycles - last <= kPollCycles;  // it has done nothing else since then
+    if (last < stored.cycles && late > way && polls) {
         now_ = stored;
         own_.clear();
         advance(late, place_);
