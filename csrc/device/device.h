@@ -59,12 +59,14 @@
 //                                  it if the next one's row is being loaded. Rows are copied in the order in which
 //                                  they were loaded, and all have the same size
 //       read_what_came()           the sources of later loads and copies may have arrived while this kernel runs:
-//                                  another agent stored them before what the first lane has acquired
+//                                  another agent stored them before what the first lane has acquired. And the shared
+//                                  memory may have been in use for sums
 //       finish()                   afterwards all copies are as if the lanes had stored them, and a __syncwarp has
 //                                  passed
 //     class RowSums                a warp's sums of rows in global memory. One object per warp and kernel, constructed
 //                                  by all lanes
-//       kSharedBytes               shared memory per warp, 128-byte aligned; the launch allocates it
+//       kSharedBytes               shared memory per warp, 128-byte aligned; the launch allocates it. A warp's RowCopies
+//                                  may have the same: whoever is used next, the other one must have finished
 //       sum_bf16(dst, src[], n, bias0, bias1, elements)
 //       weighted_sum_bf16(dst, src[], weights[], n, elements)
 //                                  like warp_sum_bf16 and warp_weighted_sum_bf16; the rows may have arrived while this

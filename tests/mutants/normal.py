@@ -5,36 +5,147 @@ from __future__ import annotations
 from mutants.mutant import BOUNDS, NORMAL, Mutant, one, silent
 
 MUTANTS: tuple[Mutant, ...] = (
+    # --- kernels/common/turns.h
+    one(
+        "turns: told before all warps have done their parts",
+        "kernels/common/turns.h",
+        "        if (!op.sync_block()) return false;  // all parts are complete, and all have read whose turn it is\n",
+        "",
+        "tsan",
+        "peer rounds",
+    ),
+    one(
+        "turns: taken before the first warp has decided",
+        "kernels/common/turns.h",
+        "        if (!op.sync_block()) return false;  // what the first warp has acquired is visible to all\n",
+        "",
+        "tsan",
+        "peer rounds",
+    ),
+    Mutant(
+        "turns: each warp decides for itself",
+        "kernels/common/turns.h",
+        (
+            ("        if (device::warp() == 0) {\n            u32 entry", "        {\n            u32 entry"),
+            ("const u32 entry = *turns.entry;", "const u32 entry = own;"),
+            ("            if (device::lane() == 0) *turns.entry = entry;\n", "            own = entry;\n"),
+            ("    for (;;) {\n        // One warp decides", "    for (u32 own = 0;;) {\n        // One warp decides"),
+        ),
+        "fast",
+        ("peer rounds", "weak"),
+    ),
+    Mutant(
+        "turns: the last entries of a block are left out",
+        "kernels/common/turns.h",
+        (
+            (
+                "Turns::number(base) < work.entries(); base += device::kWarpSize) {",
+                "Turns::number(base) + gridDim.x < work.entries(); base += device::kWarpSize) {",
+            ),
+        ),
+        "fast",
+        ("peer rounds", "weak"),
+        endless=True,
+    ),
+    one(
+        "turns: a step is taken before what it waits for",
+        "kernels/common/turns.h",
+        "const bool ready = unfinished && work.blocked(entry, turns.done[i]).word == nullptr;",
+        "const bool ready = unfinished;",
+        "exact",
+        "peer rounds",
+        "weak",
+    ),
+    one(
+        "turns: steps counted from the last operation's",
+        "kernels/common/turns.h",
+        "i += blockDim.x) turns.done[i] = 0;",
+        "i += blockDim.x) turns.done[i] = turns.done[i] != 0;",
+        "fast",
+        "peer rounds",
+        "weak",
+    ),
     # --- kernels/normal/staging.h
-    silent(
-        "chunk: lanes' stores not joined",
-        "kernels/normal/staging.h",
-        "        __syncwarp();  // all lanes' stores",
-        "        // all lanes' stores",
-        "peer rounds",
-    ),
-    silent(
-        "chunk: slot given back while lanes read",
-        "kernels/normal/staging.h",
-        "    __syncwarp();  // all lanes have read",
-        "    // all lanes have read",
-        "peer rounds",
-    ),
     silent(
         "chunk: relaxed arrival",
         "kernels/common/polling.h",
-        "device::load_acquire<Scope::kSystem>(word) >= expected;",
-        "device::load_relaxed<Scope::kSystem>(word) >= expected;",
+        "(void)device::load_acquire<Scope::kSystem>(word); }",
+        "(void)device::load_relaxed<Scope::kSystem>(word); }",
         "peer rounds",
     ),
     one(
         "chunk: slot reused before it is given back",
         "kernels/normal/staging.h",
-        "wire::kNext + stream.slot, stream.peer, n)",
-        "wire::kNext + stream.slot, stream.peer, 0)",
+        "wire::kNext + stream.slot, peer, n)",
+        "wire::kNext + stream.slot, peer, 0)",
         "exact",
         "peer rounds",
         "ibgda",
+    ),
+    one(
+        "chunk: the copies of a part are not complete",
+        "kernels/normal/staging.h",
+        "    copies.finish();\n",
+        "",
+        "exact",
+        "peer rounds",
+        "weak",
+    ),
+    Mutant(
+        "combine: a block sums before it may send",
+        "kernels/normal/combine.h",
+        (
+            (
+                "        if (!sums(entry)) return streams_.blocked(entry, n);\n        Pending first",
+                "        if (!sums(entry)) {\n"
+                "            u32 own = streams_.entries();\n"
+                "            while (own % gridDim.x != blockIdx.x) ++own;\n"
+                "            if (closed_ < steps(own)) {\n"
+                "                const Pending round = blocked(own, closed_);\n"
+                "                if (round.word != nullptr) return round;\n"
+                "            }\n"
+                "            return streams_.blocked(entry, n);\n"
+                "        }\n"
+                "        Pending first",
+            ),
+            (
+                "        if (!sums(entry)) return streams_.close(entry, n);\n",
+                "        if (!sums(entry)) return streams_.close(entry, n);\n        ++closed_;\n",
+            ),
+            ("    u32 rounds_;\n", "    u32 rounds_;\n    u32 closed_ = 0;\n"),
+        ),
+        "fast",
+        ("peer rounds", "weak"),
+    ),
+    one(
+        "combine: a round is summed before all its chunks are there",
+        "kernels/normal/combine.h",
+        "if (!chunk.looks_over() && first.word == nullptr) first = chunk;",
+        "if (!chunk.looks_over() && first.word == nullptr && r == 0) first = chunk;",
+        "exact",
+        "peer rounds",
+        "weak",
+    ),
+    one(
+        "combine: bounds of a chunk one token late",
+        "kernels/normal/combine.h",
+        "const u32 first = first_row(owner, chunk * window, 0, ~0u);",
+        "const u32 first = first_row(owner, chunk * window + (chunk != 0), 0, ~0u);",
+        "fast",
+        "peer rounds",
+        "weak",
+    ),
+    one(
+        "combine: slots of a round given back before the block has summed",
+        "kernels/normal/combine.h",
+        "            if (sources_[r].staged != 0) fits = take_chunk(r, round_of(entry, n)) && fits;\n",
+        "            if (sources_[r].staged != 0) fits = take_chunk(r, round_of(entry, n)) && fits;\n"
+        "            if (sources_[r].staged != 0 && round_of(entry, n) + wire::kSlots < rounds_) {\n"
+        "                op_.signal(r, wire::kNext + round_of(entry, n) % wire::kSlots);\n"
+        "            }\n",
+        "exact",
+        "peer rounds",
+        "weak",
     ),
     # --- kernels/normal/dispatch.h, combine.h, notify.h
     one(
@@ -223,8 +334,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "bounds: a chunk of other rows",
         "kernels/normal/staging.h",
-        "if (ours && (header.first != due.first || header.rows != due.rows)) {",
-        "if (false) {",
+        "if (header.first == range_.first && header.rows == range_.rows) return true;",
+        "return true;",
         "fast",
         "bounds rounds",
         "bounds weak",
@@ -241,7 +352,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "bounds: rows of a chunk, by their tokens",
         "kernels/normal/combine.h",
-        "if (range.rows <= args.layout.chunk_rows) return true;",
+        "if (rows <= window) return true;",
         "return true;",
         "fast",
         "bounds rounds",

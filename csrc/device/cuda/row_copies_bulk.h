@@ -14,16 +14,20 @@ class RowCopies {
     static constexpr u32 kSharedBytes = CopyStage::bytes(DEEP_EP_COPY_PIECE);
 
     DEEP_EP_DEVICE explicit RowCopies(void* shared)
-        : barriers_(bulk::shared_address(shared)), stage_(barriers_ + CopyStage::kBarrierBytes) {
+        : barriers_(bulk::shared_address(shared) + CopyStage::kBarriers),
+          stage_(bulk::shared_address(shared) + kStagePieces) {
         if (lane() != 0) return;
         for (u32 slot = 0; slot < CopyStage::kPieces; ++slot) bulk::init_barrier(barrier(slot), 1);
         bulk::fence_shared();  // for the barriers
         bulk::fence_global();  // the outputs that peers have offered were in use by others until now
     }
 
-    // Orders what the first lane has acquired before its loads through the other proxy.
+    // Orders what the first lane has acquired before its loads through the other proxy, and what the warp has read from
+    // the stage.
     DEEP_EP_DEVICE void read_what_came() {
-        if (lane() == 0) bulk::fence_global();
+        if (lane() != 0) return;
+        bulk::fence_global();
+        bulk::fence_shared();
     }
 
     DEEP_EP_DEVICE void load(const void* src, u64 bytes) {

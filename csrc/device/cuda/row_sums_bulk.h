@@ -13,7 +13,9 @@ class RowSums {
   public:
     static constexpr u32 kSharedBytes = SumStage::kBytes;
 
-    DEEP_EP_DEVICE explicit RowSums(void* shared) : stage_(bulk::shared_address(shared)) {
+    DEEP_EP_DEVICE explicit RowSums(void* shared)
+        : barriers_(bulk::shared_address(shared) + SumStage::kBarriers),
+          stage_(bulk::shared_address(shared) + kStagePieces) {
         if (lane() == 0) {
             for (u32 slot = 0; slot < SumStage::kPieces; ++slot) bulk::init_barrier(barrier(slot), 1);
         }
@@ -111,16 +113,14 @@ class RowSums {
     };
 
     static DEEP_EP_DEVICE u32 after(u32 slot) { return slot + 1 == SumStage::kPieces ? 0 : slot + 1; }
-    DEEP_EP_DEVICE u32 barrier(u32 slot) const {
-        return stage_ + SumStage::kPieces * SumStage::kPieceBytes + slot * static_cast<u32>(sizeof(u64));
-    }
+    DEEP_EP_DEVICE u32 barrier(u32 slot) const { return barriers_ + slot * static_cast<u32>(sizeof(u64)); }
     DEEP_EP_DEVICE void load(u32 slot, const Next& next) const {
         const u32 left = next.bytes - next.at, size = left < SumStage::kPieceBytes ? left : SumStage::kPieceBytes;
         bulk::expect(barrier(slot), size);
         bulk::load(stage_ + slot * SumStage::kPieceBytes, next.src[next.source] + next.at, size, barrier(slot));
     }
 
-    const u32 stage_;
+    const u32 barriers_, stage_;
     u32 slot_ = 0;    // slot of the piece that is summed next
     u32 parity_ = 0;  // parity of its barrier's phase
 };

@@ -17,6 +17,13 @@ struct Pending : Awaited {
     DEEP_EP_DEVICE bool over() const {
         return word == nullptr || device::load_acquire<Scope::kSystem>(word) >= expected;
     }
+    // The same, but nothing is ordered after it: acquire() follows. It leaves alone what is in the SM's L1.
+    DEEP_EP_DEVICE bool looks_over() const {
+        return word == nullptr || device::load_relaxed<Scope::kSystem>(word) >= expected;
+    }
+    // It reads that value or a later one, since it follows that load in the word's order: by the same thread, or by one
+    // that has met it since. Litmus: poll_then_acquire.
+    DEEP_EP_DEVICE void acquire() const { (void)device::load_acquire<Scope::kSystem>(word); }
 };
 
 // One warp's part of the entries of all polling warps: every `workers`-th, starting at `worker`. `done` is in shared

@@ -377,7 +377,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
     if (!await_results(args, op, ranks, results)) return;
     op.ended(Stage::kResults);
-    device::RowSums row_sums(stage + device::kSumsAfterCopies);
+    device::RowSums row_sums(stage);
     // Groups of LogFMT are not divided.
     const u32 parts = args.layout.rest_bytes == 0 ? parts_of_rows(warps, args.tokens) : 1;
     for (u32 task = spread_warp(); task < args.tokens * parts; task += warps) {

@@ -40,4 +40,18 @@ DEEP_EP_DEVICE i32 planned_row(const i32* token_row, u32 r) {
     return static_cast<i32>(device::read_once(static_cast<u32>(token_row[r])));
 }
 
+// A warp: returns the first of [low, high) for which `below` is false, or `high`. It is true for all before that one.
+// Each step looks at as many as there are lanes, where a binary search would look at one.
+template <class Below>
+DEEP_EP_DEVICE u32 first_not_below(u32 low, u32 high, Below below) {
+    while (low < high) {
+        const u32 part = wire::ceil_div(high - low, device::kWarpSize + 1), at = low + (device::lane() + 1) * part - 1;
+        const u32 mask = __ballot_sync(device::kFullMask, at < high && below(at)),
+                  parts = static_cast<u32>(__popc(mask));
+        low += parts * part;
+        if (parts < device::kWarpSize) high = min(high, low + part - 1);
+    }
+    return low;
+}
+
 }  // namespace deep_ep

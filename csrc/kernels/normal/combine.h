@@ -2,8 +2,8 @@
 //
 // A producer whose rows peers can see publishes them, and the owners load them (pull, P12). Otherwise it sends them in
 // chunks: chunk k of a row stream holds the rows of the owner's tokens [kW, (k+1)W), where W is the number of rows per
-// chunk, so that an owner can sum a round once chunk k of every such producer has arrived. In each block some warps
-// send and the others sum: neither ever waits for the other (P11).
+// chunk, so that an owner can sum a round once chunk k of every such producer has arrived. A block fills a chunk whose
+// slot is free, or sums a round whose chunks have all arrived, and blocks on neither (P11).
 //
 // The order of summation is fixed. In fp32, rounded once: ((0 + row of the lowest rank) + row of the next rank ...) +
 // bias 0 + bias 1. If the caller gives the tokens' choices: ((0 + bias 0) + bias 1) + the ranks' rows, in the order of
@@ -58,17 +58,19 @@ struct CombineSource {
 };
 
 struct CombineShared {
-    SharedArray<u8> sums;
+    SharedArray<u8> stages;
     SharedArray<CombineSource> sources;
     SharedArray<const u8*> rows;  // [warps, summands] for the token that a warp sums: its summands, then their weights
-    SharedArray<u32> progress;
+    SharedArray<u32> turns;
+    SharedArray<RowRange> range;  // of the chunk whose turn it is
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
-        : sums(cut.take<u8>(block.warps * device::sums_bytes(block.copies_bytes))),
+        : stages(cut.take<u8>(block.warps * device::copies_and_sums_bytes(block.copies_bytes))),
           sources(cut.take<CombineSource>(block.ranks)),
           rows(cut.take<const u8*>(block.warps * summands(block.ranks))),
-          progress(cut.take<u32>(stream_progress_words(block.ranks))),
+          turns(cut.take<u32>(Turns::words(stream_entries(block.ranks, false) + 1))),
+          range(cut.take<RowRange>(1)),
           bytes(cut.end()) {}
 
     static constexpr u32 summands(u32 ranks) { return 2 + ranks; }  // biases and rows
@@ -80,45 +82,45 @@ DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layou
 // Fills the chunks that a producer sends.
 template <class Shape>
 struct CombineChunks {
-    static constexpr bool kReceives = false;  // the summing warps take them
+    static constexpr bool kReceives = false;  // they come in rounds
     const CombineArgs& args;
     Operation& op;
     const CombineSource* sources;
     Shape shape;
+    device::RowCopies& copies;
 
     DEEP_EP_DEVICE u32 rounds(u32 owner) const { return sources[owner].rounds; }
     DEEP_EP_DEVICE u32 sent_chunks(u32 owner) const { return rounds(owner); }
 
     // Rows received from `owner` begin here among all received rows.
     DEEP_EP_DEVICE u32 start(u32 owner) const { return sources[owner].here.first; }
-    // Index, among the owner's rows, of the first one whose token is not before `token`; rows are sorted by token.
-    DEEP_EP_DEVICE u32 first_row(u32 owner, u32 token) const {
-        u32 low = start(owner), high = low + sources[owner].here.rows;
-        while (low < high) {
-            const u32 middle = (low + high) / 2;
-            if (static_cast<u32>(args.src_idx[u64{middle} * args.source_words]) < token)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        return low - start(owner);
+    // A warp: index, among the owner's rows from `from` on, of the first one whose token is not before `token`; rows
+    // are sorted by token. `most` rows at most are looked at.
+    DEEP_EP_DEVICE u32 first_row(u32 owner, u32 token, u32 from, u32 most) const {
+        const i32* const tokens = args.src_idx + u64{start(owner)} * args.source_words;
+        return first_not_below(from, from + min(most, sources[owner].here.rows - from),
+                               [&](u32 row) { return static_cast<u32>(tokens[u64{row} * args.source_words]) < token; });
     }
-    // One thread: finds the rows of a chunk, among the owner's. A token has at most one row. Indices that say otherwise
-    // do not belong to this handle, and the operation fails.
-    DEEP_EP_DEVICE bool rows_to_send(u32 owner, u32 chunk, RowRange& range) const {
-        const u32 first = first_row(owner, chunk * args.layout.chunk_rows);
-        range = {first, first_row(owner, (chunk + 1) * args.layout.chunk_rows) - first};
-        if (range.rows <= args.layout.chunk_rows) return true;
-        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), args.layout.chunk_rows, range.rows);
+    // A warp: stores which of the owner's rows belong in a chunk. A token has at most one row. Indices that say
+    // otherwise do not belong to this handle, and the operation fails.
+    DEEP_EP_DEVICE bool find_rows(u32 owner, u32 chunk, RowRange& range) const {
+        const u32 window = args.layout.chunk_rows;
+        const u32 first = first_row(owner, chunk * window, 0, ~0u);
+        const u32 rows = first_row(owner, (chunk + 1) * window, first, window + 1) - first;
+        if (device::lane() == 0) range = {first, rows};
+        if (rows <= window) return true;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), window, rows);
         return false;
     }
-    // A warp: writes the rows, which are already contiguous.
-    DEEP_EP_DEVICE void fill(u8* message, u32 owner, u32 first, u32 rows) const {
-        const u64 row = start(owner) + first;
-        device::warp_copy(message + args.layout.format.x_offset(), args.x + row * shape.row_bytes(),
-                          static_cast<u64>(rows) * shape.row_bytes());
+    // Each warp of a block: writes its part of the rows.
+    DEEP_EP_DEVICE void fill(u8* message, u32 owner, const RowRange& range) {
+        const u32 rows = range.rows, row_bytes = shape.row_bytes();
+        const u64 row = start(owner) + range.first;
+        copy_rows(
+            copies, rows, row_bytes, false, [&](u32 i) { return args.x + (row + i) * row_bytes; },
+            [&](u32 i) { return message + args.layout.format.x_offset() + u64{i} * row_bytes; });
         auto* weights = reinterpret_cast<float*>(message + args.layout.format.topk_weights_offset(rows));
-        for (u32 i = device::lane(); carries_weights(args) && i < rows * shape.topk(); i += device::kWarpSize) {
+        for (u32 i = threadIdx.x; carries_weights(args) && i < rows * shape.topk(); i += blockDim.x) {
             weights[i] = args.topk_weights[row * shape.topk() + i];
         }
     }
@@ -161,32 +163,6 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
         sources[r] = source;
     }
     return op.sync_block();
-}
-
-// The summing warps of a block, `threads` threads in total: waits for the chunks of one round.
-template <class Shape>
-DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Shape& shape, u32 round, u32 threads,
-                                CombineSource* sources) {
-    const u32 slot = round % wire::kSlots;
-    for (u32 r = threadIdx.x; r < shape.ranks(); r += threads) {
-        if (sources[r].staged == 0) continue;
-        if (!op.wait_signal(Phase::kChunk, wire::kChunk + slot, r, round / wire::kSlots + 1)) continue;
-        const u8* message = op.local_region() + args.layout.chunk(r, slot);
-        const auto header = copy_once<wire::ChunkHeader>(message);
-        if (!op.check_message(Phase::kChunk, r, header.operation, header.arguments)) continue;
-        if (header.rows > args.layout.chunk_rows || u64{header.first} + header.rows > sources[r].rows) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows,
-                    u64{header.first} + header.rows);
-            continue;
-        }
-        const u64 first = header.first;
-        sources[r].there = {header.first, header.rows};
-        sources[r].x = message + args.layout.format.x_offset() - first * shape.row_bytes();
-        const auto* weights =
-            reinterpret_cast<const float*>(message + args.layout.format.topk_weights_offset(header.rows));
-        sources[r].weights = weights - first * shape.topk();
-    }
-    return op.sync_group(threads);
 }
 
 // One thread: finds the row of a token at a rank. Returns false if there is none.
@@ -297,34 +273,116 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shap
     }
 }
 
-// The summing warps of a block, `threads` threads in total: sums this block's share of the tokens, round by round.
-template <class Shape>
-DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Shape& shape,
-                               const CombineChunks<Shape>& chunks, CombineSource* sources, device::RowSums& sums,
-                               const u8** rows, u32 threads) {
-    const u32 ranks = shape.ranks();
-    bool staged = false;
-    for (u32 r = 0; r < ranks; ++r) staged = staged || sources[r].staged != 0;
-    // Without chunks there are no rounds to wait for: each block takes one share.
-    const u32 share = wire::ceil_div(args.tokens, gridDim.x);
-    const u32 window = staged ? args.layout.chunk_rows : (share != 0 ? share : 1);
-    const u32 rounds = staged ? chunks.rounds(op.rank()) : wire::ceil_div(args.tokens, window);
-    for (u32 round = blockIdx.x; round < rounds; round += gridDim.x) {
-        if (staged && !await_round(args, op, shape, round, threads, sources)) return;
-        const u32 end = (round + 1) * window < args.tokens ? (round + 1) * window : args.tokens;
-        for (u32 token = round * window + device::warp(); token < end; token += threads / device::kWarpSize) {
-            sum_token(args, op, shape, sources, sums, rows, token);
+// The work of a block: it sends chunks, and sums its share of this rank's tokens, round by round.
+template <class Shape, class Sends>
+class CombineWork {
+  public:
+    DEEP_EP_DEVICE CombineWork(const CombineArgs& args, Operation& op, const Shape& shape, CombineChunks<Shape>& chunks,
+                               Sends sends, RowRange* range, CombineSource* sources, device::RowSums& sums,
+                               const u8** rows)
+        : args_(args),
+          op_(op),
+          shape_(shape),
+          streams_(op, args.layout, chunks, sends, {}, range),
+          sources_(sources),
+          sums_(sums),
+          rows_(rows) {
+        bool in_rounds = false;  // something comes or goes in chunks
+        for (u32 r = 0; r < shape.ranks(); ++r) {
+            staged_ = staged_ || sources[r].staged != 0;
+            in_rounds = in_rounds || sends(r);
         }
-        if (!staged) continue;
-        // All warps have read the round's slots: each slot is now given back to its writer.
-        if (!op.sync_group(threads)) return;
-        for (u32 r = threadIdx.x; r < ranks && round + wire::kSlots < rounds; r += threads) {
-            if (sources[r].staged != 0) op.signal(r, wire::kNext + round % wire::kSlots);
+        // Without chunks there are no rounds to wait for: each block takes one share.
+        const u32 share = wire::ceil_div(args.tokens, gridDim.x);
+        window_ = staged_ || in_rounds ? args.layout.chunk_rows : max(share, 1u);
+        rounds_ = staged_ ? chunks.rounds(op.rank()) : wire::ceil_div(args.tokens, window_);
+    }
+
+    // Those of the row streams, then one for the rounds of each block.
+    DEEP_EP_DEVICE u32 entries() const { return streams_.entries() + gridDim.x; }
+    DEEP_EP_DEVICE u32 steps(u32 entry) const {
+        return sums(entry) ? chunks_in_slot(rounds_, first_round(entry), gridDim.x) : streams_.steps(entry);
+    }
+    DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
+        if (!sums(entry)) return streams_.blocked(entry, n);
+        Pending first = Pending::none();
+        for (u32 r = 0; staged_ && r < shape_.ranks(); ++r) {
+            if (sources_[r].staged == 0) continue;
+            const Pending chunk = awaited(r, round_of(entry, n));
+            if (!chunk.looks_over() && first.word == nullptr) first = chunk;
+        }
+        return first;
+    }
+    DEEP_EP_DEVICE bool open(u32 entry, u32 n) {
+        if (!sums(entry)) return streams_.open(entry, n);
+        bool fits = true;
+        for (u32 r = device::lane(); staged_ && r < shape_.ranks(); r += device::kWarpSize) {
+            if (sources_[r].staged != 0) fits = take_chunk(r, round_of(entry, n)) && fits;
+        }
+        return __all_sync(device::kFullMask, fits) != 0;
+    }
+    DEEP_EP_DEVICE void step(u32 entry, u32 n) {
+        if (!sums(entry)) return streams_.step(entry, n);
+        const u32 first = round_of(entry, n) * window_, end = min(first + window_, args_.tokens);
+        for (u32 token = first + device::warp(); token < end; token += device::warps()) {
+            sum_token(args_, op_, shape_, sources_, sums_, rows_, token);
         }
     }
-}
+    DEEP_EP_DEVICE void close(u32 entry, u32 n) {
+        if (!sums(entry)) return streams_.close(entry, n);
+        // All warps have read the round's slots: each slot is now given back to its writer.
+        const u32 round = round_of(entry, n);
+        for (u32 r = device::lane(); staged_ && r < shape_.ranks() && round + wire::kSlots < rounds_;
+             r += device::kWarpSize) {
+            if (sources_[r].staged != 0) op_.signal(r, wire::kNext + round % wire::kSlots);
+        }
+    }
 
-// Works with any grid size. Blocks need at least two warps.
+  private:
+    DEEP_EP_DEVICE bool sums(u32 entry) const { return entry >= streams_.entries(); }
+    DEEP_EP_DEVICE u32 first_round(u32 entry) const { return entry - streams_.entries(); }
+    DEEP_EP_DEVICE u32 round_of(u32 entry, u32 n) const { return first_round(entry) + n * gridDim.x; }
+    DEEP_EP_DEVICE Pending awaited(u32 r, u32 round) const {
+        return Pending::of(op_, Phase::kChunk, r, wire::kChunk + round % wire::kSlots, r, round / wire::kSlots + 1);
+    }
+    // One thread: notes where the rows of a chunk that has arrived are.
+    DEEP_EP_DEVICE bool take_chunk(u32 r, u32 round) {
+        awaited(r, round).acquire();
+        CombineSource& source = sources_[r];
+        const u8* const message = op_.local_region() + args_.layout.chunk(r, round % wire::kSlots);
+        const auto header = copy_once<wire::ChunkHeader>(message);
+        if (!op_.check_message(Phase::kChunk, r, header.operation, header.arguments)) return false;
+        if (header.rows > args_.layout.chunk_rows || u64{header.first} + header.rows > source.rows) {
+            op_.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), source.rows,
+                     u64{header.first} + header.rows);
+            return false;
+        }
+        const u64 first = header.first;
+        source.there = {header.first, header.rows};
+        source.x = message + args_.layout.format.x_offset() - first * shape_.row_bytes();
+        const auto* const weights =
+            reinterpret_cast<const float*>(message + args_.layout.format.topk_weights_offset(header.rows));
+        source.weights = weights - first * shape_.topk();
+        return true;
+    }
+
+    struct None {
+        DEEP_EP_DEVICE bool operator()(u32) const { return false; }
+    };
+
+    const CombineArgs& args_;
+    Operation& op_;
+    const Shape shape_;
+    StreamWork<CombineChunks<Shape>, Sends, None> streams_;
+    CombineSource* const sources_;
+    device::RowSums& sums_;
+    const u8** const rows_;
+    bool staged_ = false;  // rows come in chunks
+    u32 window_;           // tokens of a round
+    u32 rounds_;
+};
+
+// Works with any grid size. Blocks consist of whole warps.
 template <class Shape>
 DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -336,31 +394,23 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
 
     const CombineShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes});
     auto* sources = at.sources.in(shared);
-    auto* rows = at.rows.in(shared);
-    auto* progress = at.progress.in(shared);
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_sources(args, op, shape, sources)) return;
     op.ended(Stage::kOffers);
 
-    const CombineChunks<Shape> chunks{args, op, sources, shape};
+    u8* const stage =
+        at.stages.in(shared) + device::warp() * device::copies_and_sums_bytes(device::RowCopies::kSharedBytes);
+    device::RowCopies copies(stage);
+    device::RowSums sums(stage);
+    CombineChunks<Shape> chunks{args, op, sources, shape, copies};
     // Owners that read this rank's rows in place, and owners that get them in chunks.
     const auto publishes = [&](u32 owner) { return args.offer.visible != 0 && op.mapped(owner); };
     const auto sends = [&](u32 owner) { return op.present(owner) && !publishes(owner); };
-    bool sending = false;
-    for (u32 r = 0; r < ranks; ++r) sending = sending || sends(r);
-    const u32 senders = sending ? warps / 2 : 0, summers = warps - senders;
-    if (device::warp() < summers) {
-        device::RowSums sums(at.sums.in(shared) + device::warp() * device::RowSums::kSharedBytes);
-        sum_rounds(args, op, shape, chunks, sources, sums, rows + device::warp() * CombineShared::summands(ranks),
-                   summers * device::kWarpSize);
-        op.ended(Stage::kSum);
-    } else {
-        serve_streams(
-            op, args.layout, chunks, sends, [](u32) { return false; }, progress,
-            blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
-        op.ended(Stage::kServe);
-    }
+    CombineWork work(args, op, shape, chunks, sends, at.range.in(shared), sources, sums,
+                     at.rows.in(shared) + device::warp() * CombineShared::summands(ranks));
+    take_turns(op, work, Turns::in(at.turns.in(shared)));
+    op.ended(Stage::kSum);
     if (!op.last_to_finish()) return;
 
     // All blocks have read the rows that were published for this owner.

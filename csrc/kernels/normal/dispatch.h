@@ -7,7 +7,7 @@
 //
 //   free of every rank      given at the end of an earlier operation
 //   offers of mapped ranks  sent right after `free`, with no other wait in between
-//   chunk, next             polled by warps that serve many row streams and block on none
+//   chunk, next             polled by blocks that serve many row streams and block on none
 //   data                    follows the senders' direct stores, which wait for nothing but offers
 #pragma once
 
@@ -70,7 +70,8 @@ struct DispatchShared {
     SharedArray<u8*> row_addresses;
     SharedArray<u32> row_ranks;
     SharedArray<u32> row_numbers;
-    SharedArray<u32> progress;
+    SharedArray<u32> turns;
+    SharedArray<RowRange> range;  // of the chunk whose turn it is
     u32 bytes;
 
     constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
@@ -79,7 +80,8 @@ struct DispatchShared {
           row_addresses(cut.take<u8*>(block.warps * block.ranks)),
           row_ranks(cut.take<u32>(block.warps * block.ranks)),
           row_numbers(cut.take<u32>(block.warps * block.ranks)),
-          progress(cut.take<u32>(stream_progress_words(block.ranks))),
+          turns(cut.take<u32>(Turns::words(stream_entries(block.ranks, true)))),
+          range(cut.take<RowRange>(1)),
           bytes(cut.end()) {}
 };
 
@@ -168,17 +170,16 @@ DEEP_EP_DEVICE void store_slots(const DispatchArgs& args, Operation& op, const D
 }
 
 // A warp: stores a share of the tokens directly into the outputs. It iterates over tokens, not destinations, so that a
-// row is read once while all its copies are written. `copies_memory` is the warp's memory for RowCopies.
+// row is read once while all its copies are written.
 template <class Shape>
 DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const Shape& shape,
-                                 const DispatchTarget* targets, DispatchRows rows, u8* copies_memory) {
+                                 const DispatchTarget* targets, DispatchRows rows, device::RowCopies& copies) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
     const u32 first = static_cast<u32>(static_cast<u64>(args.tokens) * warp / warps);
     const u32 end = static_cast<u32>(static_cast<u64>(args.tokens) * (warp + 1) / warps);
     const u32 lanes_below = (1u << device::lane()) - 1;
     const auto row_of = [&](u32 token) { return args.from.x + static_cast<u64>(token) * row_bytes; };
-    device::RowCopies copies(copies_memory);
     bool stores = false;  // there is a rank that rows are stored at
     for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) stores = stores || targets[r].x != nullptr;
     if (__any_sync(device::kFullMask, stores) == 0) return;
@@ -240,6 +241,7 @@ struct DispatchChunks {
     Operation& op;
     const DispatchTarget* targets;
     Shape shape;
+    device::RowCopies& copies;
 
     // A row stream without rows still sends one chunk, its header (P7).
     DEEP_EP_DEVICE u32 chunks(u32 rows) const {
@@ -254,14 +256,13 @@ struct DispatchChunks {
         const u32 first = chunk * args.layout.chunk_rows, left = rows - first;
         return {first, left < args.layout.chunk_rows ? left : args.layout.chunk_rows};
     }
-    // One thread: the rows that belong in a chunk, among this rank's rows for `to`, or among those from `from`.
-    DEEP_EP_DEVICE bool rows_to_send(u32 to, u32 chunk, RowRange& range) const {
-        range = part(chunk, targets[to].sent_rows);
+    // A warp: stores which of this rank's rows for `to` belong in a chunk.
+    DEEP_EP_DEVICE bool find_rows(u32 to, u32 chunk, RowRange& range) const {
+        if (device::lane() == 0) range = part(chunk, targets[to].sent_rows);
         return true;
     }
-    DEEP_EP_DEVICE RowRange rows_to_receive(u32 from, u32 chunk) const {
-        return part(chunk, targets[from].received.rows);
-    }
+    // Which of the rows from `from` belong in a chunk.
+    DEEP_EP_DEVICE RowRange due_rows(u32 from, u32 chunk) const { return part(chunk, targets[from].received.rows); }
 
     // The token whose row is the i-th of `tokens`. A token out of range fails the operation and is never read.
     DEEP_EP_DEVICE u32 token_at(const i32* tokens, u32 i, u32 to) const {
@@ -271,49 +272,51 @@ struct DispatchChunks {
         return 0;
     }
 
-    // A warp: writes the rows that follow the header at `message`.
-    DEEP_EP_DEVICE void fill(u8* message, u32 to, u32 first, u32 rows) const {
+    // Each warp of a block: writes its part of the rows that follow the header at `message`.
+    DEEP_EP_DEVICE void fill(u8* message, u32 to, const RowRange& range) {
         const wire::ChunkFormat& format = args.layout.format;
-        const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
-        const i32* tokens = args.plan.row_token + static_cast<u64>(to) * args.tokens + first;
+        const u32 topk = shape.topk(), row_bytes = shape.row_bytes(), rows = range.rows;
+        const i32* tokens = args.plan.row_token + static_cast<u64>(to) * args.tokens + range.first;
         auto* scales = reinterpret_cast<u32*>(message + format.scales_offset(rows));
         const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.from.topk_idx.id_bytes);
         auto* weights = reinterpret_cast<float*>(message + format.topk_weights_offset(rows));
         auto* src_idx = reinterpret_cast<i32*>(message + format.src_idx_offset(rows));
-        for (u32 i = 0; i < rows; ++i) {
-            device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
-                              args.from.x + static_cast<u64>(token_at(tokens, i, to)) * row_bytes, row_bytes);
-        }
-        for (u32 i = 0; scales_per_row(args.layout.format) != 0 && i < rows; ++i) {
-            store_scales(args.from, args.layout.format, token_at(tokens, i, to),
-                         scales + i * scales_per_row(args.layout.format));
-        }
-        for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
-            store_topk(args.from, format, args.experts_per_rank, topk, token_at(tokens, i, to), to, idx.from(i * topk),
+        copy_rows(
+            copies, rows, row_bytes, false,
+            [&](u32 i) { return args.from.x + u64{token_at(tokens, i, to)} * row_bytes; },
+            [&](u32 i) { return message + format.x_offset() + u64{i} * row_bytes; });
+        for (u32 i = device::warp(); i < rows; i += device::warps()) {
+            const u32 token = token_at(tokens, i, to);
+            if (scales_per_row(format) != 0)
+                store_scales(args.from, format, token, scales + i * scales_per_row(format));
+            if (!carries_topk(args)) continue;
+            store_topk(args.from, format, args.experts_per_rank, topk, token, to, idx.from(i * topk),
                        weights + i * topk);
         }
-        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
+        for (u32 i = threadIdx.x; carries_src_idx(args) && i < rows; i += blockDim.x) src_idx[i] = tokens[i];
     }
 
-    // A warp: places a chunk's rows in this rank's output.
-    DEEP_EP_DEVICE void place(const u8* message, u32 from, u32 first, u32 rows) const {
+    // Each warp of a block: places its part of a chunk's rows in this rank's output.
+    DEEP_EP_DEVICE void place(const u8* message, u32 from, const RowRange& range) {
         const wire::ChunkFormat& format = args.layout.format;
-        const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
+        const u32 topk = shape.topk(), row_bytes = shape.row_bytes(), first = range.first, rows = range.rows;
         const u64 start = u64{first} + targets[from].received.first;
         const auto* scales = reinterpret_cast<const u32*>(message + format.scales_offset(rows));
         const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.from.topk_idx.id_bytes);
         const auto* weights = reinterpret_cast<const float*>(message + format.topk_weights_offset(rows));
         const auto* src_idx = reinterpret_cast<const i32*>(message + format.src_idx_offset(rows));
-        device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(),
-                          static_cast<u64>(rows) * row_bytes);
-        for (u32 i = device::lane(); i < rows * scales_per_row(args.layout.format); i += device::kWarpSize) {
-            args.recv_scales[start * scales_per_row(args.layout.format) + i] = scales[i];
+        copy_rows(
+            copies, rows, row_bytes, args.streaming != 0,
+            [&](u32 i) { return message + format.x_offset() + u64{i} * row_bytes; },
+            [&](u32 i) { return args.recv_x + (start + i) * row_bytes; });
+        for (u32 i = threadIdx.x; i < rows * scales_per_row(format); i += blockDim.x) {
+            args.recv_scales[start * scales_per_row(format) + i] = scales[i];
         }
-        for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
+        for (u32 i = threadIdx.x; carries_topk(args) && i < rows * topk; i += blockDim.x) {
             args.recv_topk_idx.set(start * topk + i, idx.get(i));
             if (format.has_weights()) args.recv_topk_weights[start * topk + i] = weights[i];
         }
-        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) {
+        for (u32 i = threadIdx.x; carries_src_idx(args) && i < rows; i += blockDim.x) {
             store_source(args, args.recv_src_idx, start + i, src_idx[i], first + i);
         }
     }
@@ -337,7 +340,6 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     auto* row_addresses = at.row_addresses.in(shared);
     auto* row_ranks = at.row_ranks.in(shared);
     auto* row_numbers = at.row_numbers.in(shared);
-    auto* progress = at.progress.in(shared);
     const u32 own_rows = device::warp() * ranks;
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
@@ -345,8 +347,9 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     op.ended(Stage::kOffers);
     const RowRange last = targets[ranks - 1].received;
     blank_unused_rows(args.recv_topk_idx, args.recv_topk_weights, u64{last.first} + last.rows, args.rows, shape.topk());
+    device::RowCopies copies(at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
     store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
-                 at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
+                 copies);
     op.ended(Stage::kStore);
 
     // The rows of all blocks are stored: one signal per mapped receiver, even without rows.
@@ -356,13 +359,13 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
         }
     }
 
-    const DispatchChunks<Shape> chunks{args, op, targets, shape};
+    DispatchChunks<Shape> chunks{args, op, targets, shape, copies};
     const auto sends = [&](u32 to) { return op.present(to) && targets[to].x == nullptr; };
     // Ranks whose rows come directly into the output, and ranks whose rows come in chunks.
     const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };
     const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
-    serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
-                  gridDim.x * warps);
+    StreamWork work(op, args.layout, chunks, sends, receives, at.range.in(shared));
+    take_turns(op, work, Turns::in(at.turns.in(shared)));
     op.ended(Stage::kServe);
     if (!op.last_to_finish()) return;
 

@@ -2,17 +2,17 @@
 // one source to one destination). Each slot has its own signal word, so that chunks may arrive in any order.
 //
 // Chunk c of a row stream takes slot c mod kSlots. The k-th chunk of a slot may be sent once the receiver has given
-// back the one before (`next`, P6); the last one is not given back. Every (row stream, slot) is served by one warp,
-// which polls all it serves and blocks on none (P11), so any number of warps works.
+// back the one before (`next`, P6); the last one is not given back. Every (row stream, slot) is served by one block,
+// which polls all it serves and blocks on none (P11), so any number of blocks works.
 #pragma once
 
-#include "kernels/common/polling.h"
+#include "kernels/common/turns.h"
 #include "kernels/normal/bounds.h"
 
 namespace deep_ep {
 
-// Per block: the next chunk of each (row stream, slot). Each warp uses only its own entries.
-constexpr u32 stream_progress_words(u32 ranks) { return 2 * ranks * wire::kSlots; }
+// Entries of the row streams: one for each direction, rank and slot.
+constexpr u32 stream_entries(u32 ranks, bool receives) { return (receives ? 2 : 1) * ranks * wire::kSlots; }
 
 // Number of chunks that take `slot`, in a row stream of `chunks` chunks.
 constexpr u32 chunks_in_slot(u32 chunks, u32 slot, u32 slots = wire::kSlots) {
@@ -40,109 +40,132 @@ struct StreamSlot {
     }
 };
 
-// A warp: builds chunk `chunk` for `to`, directly in the peer's slot if that is mapped, otherwise in this rank's own
-// region, and sends it.
-template <class Chunks>
-DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 to,
-                               u32 chunk) {
-    const u32 slot = chunk % wire::kSlots;
-    const u64 source = op.region_offset() + layout.chunk_send(to, slot);
-    const u64 target = op.region_offset() + layout.chunk(op.rank(), slot);
-    u8* message = fabric::mapped(op.peers(), to) ? fabric::address(op.peers(), to, target) : op.peers().local + source;
-    RowRange range{};
-    int fits = 1;
-    if (device::lane() == 0) fits = chunks.rows_to_send(to, chunk, range);
-    if (!broadcast(fits)) return;
-    const u32 first = __shfl_sync(device::kFullMask, range.first, 0);
-    const u32 rows = __shfl_sync(device::kFullMask, range.rows, 0);
-    if (device::lane() == 0) {
-        wire::ChunkHeader header{};
-        header.operation = op.number();
-        header.arguments = op.arguments();
-        header.first = first;
-        header.rows = rows;
-        *reinterpret_cast<wire::ChunkHeader*>(message) = header;
-    }
-    chunks.fill(message, to, first, rows);
-    if (fabric::mapped(op.peers(), to)) {
-        __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
-        if (device::lane() == 0) op.signal(to, wire::kChunk + slot);
-    } else {
-        const fabric::Piece piece{source, target, layout.format.bytes(rows)};
-        op.put_signal(to, wire::kChunk + slot, &piece, 1);
-    }
-}
-
-// A warp: places chunk `chunk` of `from` and gives its slot back if another chunk will come.
-template <class Chunks>
-DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 from,
-                                  u32 chunk) {
-    const u32 slot = chunk % wire::kSlots;
-    const u8* message = op.local_region() + layout.chunk(from, slot);
-    const RowRange due = chunks.rows_to_receive(from, chunk);
-    int ours = 1;
-    if (device::lane() == 0) {
-        const auto header = copy_once<wire::ChunkHeader>(message);
-        ours = op.check_message(Phase::kChunk, from, header.operation, header.arguments);
-        if (ours && (header.first != due.first || header.rows != due.rows)) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{due.first} << 32 | due.rows,
-                    u64{header.first} << 32 | header.rows);
-            ours = 0;
-        }
-    }
-    if (!broadcast(ours)) return;
-    chunks.place(message, from, due.first, due.rows);
-    __syncwarp();  // all lanes have read the slot before lane 0 releases it to its writer. Litmus: slot_given_back
-    if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);
-}
-
-// The work of polling warps on row streams: see serve(). `sends(r)` and `receives(r)` return whether there is a row
-// stream to or from rank r.
+// The row streams of a rank, as the work of blocks that take turns. `Chunks` fills chunks and places them. `sends(r)`
+// and `receives(r)` return whether there is a row stream to or from rank r.
 template <class Chunks, class Sends, class Receives>
-struct StreamWork {
-    Operation& op;
-    const wire::RegionLayout& layout;
-    const Chunks& chunks;
-    Sends sends;
-    Receives receives;
+class StreamWork {
+  public:
+    // `range`: in shared memory.
+    DEEP_EP_DEVICE StreamWork(Operation& op, const wire::RegionLayout& layout, Chunks& chunks, Sends sends,
+                              Receives receives, RowRange* range)
+        : op_(op), layout_(layout), chunks_(chunks), sends_(sends), receives_(receives), range_(*range) {}
 
-    DEEP_EP_DEVICE u32 entries() const { return stream_progress_words(op.ranks()); }
+    DEEP_EP_DEVICE u32 entries() const { return stream_entries(op_.ranks(), Chunks::kReceives); }
     DEEP_EP_DEVICE u32 steps(u32 entry) const {
-        const StreamSlot stream = StreamSlot::at(entry, op.ranks());
-        if (stream.sending)
-            return sends(stream.peer) ? chunks_in_slot(chunks.sent_chunks(stream.peer), stream.slot) : 0;
+        const StreamSlot stream = at(entry);
+        if (stream.sending) {
+            return sends_(stream.peer) ? chunks_in_slot(chunks_.sent_chunks(stream.peer), stream.slot) : 0;
+        }
         if constexpr (Chunks::kReceives) {
-            return receives(stream.peer) ? chunks_in_slot(chunks.received_chunks(stream.peer), stream.slot) : 0;
+            return receives_(stream.peer) ? chunks_in_slot(chunks_.received_chunks(stream.peer), stream.slot) : 0;
         }
         return 0;
     }
-    // Sending waits for `next`, except for a slot's first chunk; receiving waits for the chunk itself.
     DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
-        const StreamSlot stream = StreamSlot::at(entry, op.ranks());
-        const Pending pending =
-            stream.sending
-                ? Pending::of(op, Phase::kNext, stream.peer, wire::kNext + stream.slot, stream.peer, n)
-                : Pending::of(op, Phase::kChunk, stream.peer, wire::kChunk + stream.slot, stream.peer, n + 1);
-        return pending.over() ? Pending::none() : pending;
+        const Pending pending = awaited(at(entry), n);
+        return pending.looks_over() ? Pending::none() : pending;
     }
-    DEEP_EP_DEVICE void step(u32 entry, u32 n) const {
-        const StreamSlot stream = StreamSlot::at(entry, op.ranks());
-        const u32 chunk = stream.slot + n * wire::kSlots;
+    DEEP_EP_DEVICE bool open(u32 entry, u32 n) {
+        const StreamSlot stream = at(entry);
+        const u32 peer = stream.peer, chunk = chunk_of(stream, n);
+        if (device::lane() == 0) awaited(stream, n).acquire();
+        if (stream.sending) return chunks_.find_rows(peer, chunk, range_);
+        if constexpr (Chunks::kReceives) {
+            if (device::lane() == 0) range_ = chunks_.due_rows(peer, chunk);
+            return broadcast(device::lane() == 0 && came_as_due(peer, chunk)) != 0;
+        }
+        return false;
+    }
+    DEEP_EP_DEVICE void step(u32 entry, u32 n) {
+        const StreamSlot stream = at(entry);
+        const u32 peer = stream.peer, chunk = chunk_of(stream, n);
         if (stream.sending) {
-            send_chunk(op, layout, chunks, stream.peer, chunk);
+            chunks_.fill(message_to(peer, chunk), peer, range_);
         } else if constexpr (Chunks::kReceives) {
-            receive_chunk(op, layout, chunks, stream.peer, chunk);
+            chunks_.place(slot_of(peer, chunk), peer, range_);
         }
     }
-    DEEP_EP_DEVICE bool fill_in() const { return false; }
+    DEEP_EP_DEVICE void close(u32 entry, u32 n) {
+        const StreamSlot stream = at(entry);
+        const u32 chunk = chunk_of(stream, n);
+        if (stream.sending) {
+            send(stream.peer, chunk);
+        } else if constexpr (Chunks::kReceives) {
+            // All threads have read the slot before it is released to its writer. Litmus: slot_given_back.
+            const bool last = chunk + wire::kSlots >= chunks_.received_chunks(stream.peer);
+            if (!last && device::lane() == 0) op_.signal(stream.peer, wire::kNext + stream.slot);
+        }
+    }
+
+  private:
+    DEEP_EP_DEVICE StreamSlot at(u32 entry) const { return StreamSlot::at(entry, op_.ranks()); }
+    DEEP_EP_DEVICE static u32 chunk_of(const StreamSlot& stream, u32 n) { return stream.slot + n * wire::kSlots; }
+    // Sending waits for `next`, except for a slot's first chunk; receiving waits for the chunk itself.
+    DEEP_EP_DEVICE Pending awaited(const StreamSlot& stream, u32 n) const {
+        const u32 peer = stream.peer;
+        return stream.sending ? Pending::of(op_, Phase::kNext, peer, wire::kNext + stream.slot, peer, n)
+                              : Pending::of(op_, Phase::kChunk, peer, wire::kChunk + stream.slot, peer, n + 1);
+    }
+    DEEP_EP_DEVICE const u8* slot_of(u32 from, u32 chunk) const {
+        return op_.local_region() + layout_.chunk(from, chunk % wire::kSlots);
+    }
+    // Where a chunk is built: in the peer's slot if that is mapped, otherwise in this rank's own region.
+    DEEP_EP_DEVICE u64 source_of(u32 to, u32 chunk) const {
+        return op_.region_offset() + layout_.chunk_send(to, chunk % wire::kSlots);
+    }
+    DEEP_EP_DEVICE u64 target_of(u32 chunk) const {
+        return op_.region_offset() + layout_.chunk(op_.rank(), chunk % wire::kSlots);
+    }
+    DEEP_EP_DEVICE u8* message_to(u32 to, u32 chunk) const {
+        return op_.maps(to) ? fabric::address(op_.peers(), to, target_of(chunk))
+                            : op_.peers().local + source_of(to, chunk);
+    }
+    // One thread: returns whether the chunk that has arrived belongs to this operation and holds the rows that are due.
+    DEEP_EP_DEVICE bool came_as_due(u32 from, u32 chunk) const {
+        const auto header = copy_once<wire::ChunkHeader>(slot_of(from, chunk));
+        if (!op_.check_message(Phase::kChunk, from, header.operation, header.arguments)) return false;
+        if (header.first == range_.first && header.rows == range_.rows) return true;
+        op_.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{range_.first} << 32 | range_.rows,
+                 u64{header.first} << 32 | header.rows);
+        return false;
+    }
+    // The first warp: all threads' stores into the chunk come before its release, or before the NIC's reads.
+    DEEP_EP_DEVICE void send(u32 to, u32 chunk) {
+        if (device::lane() == 0) {
+            wire::ChunkHeader header{};
+            header.operation = op_.number();
+            header.arguments = op_.arguments();
+            header.first = range_.first;
+            header.rows = range_.rows;
+            *reinterpret_cast<wire::ChunkHeader*>(message_to(to, chunk)) = header;
+            if (op_.maps(to)) op_.signal(to, wire::kChunk + chunk % wire::kSlots);
+        }
+        if (op_.maps(to)) return;
+        const fabric::Piece piece{source_of(to, chunk), target_of(chunk), layout_.format.bytes(range_.rows)};
+        op_.put_signal(to, wire::kChunk + chunk % wire::kSlots, &piece, 1);
+    }
+
+    Operation& op_;
+    const wire::RegionLayout& layout_;
+    Chunks& chunks_;
+    const Sends sends_;
+    const Receives receives_;
+    RowRange& range_;  // the rows of the chunk whose turn it is
 };
 
-// A warp, the `worker`-th of `workers`: serves its share of this rank's row streams to completion.
-template <class Chunks, class Sends, class Receives>
-DEEP_EP_DEVICE_CALL void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks,
-                                       Sends sends, Receives receives, u32* progress, u32 worker, u32 workers) {
-    const StreamWork<Chunks, Sends, Receives> work{op, layout, chunks, sends, receives};
-    serve(op, work, Share{progress, worker, workers});
+// Each warp of a block: copies its part of `count` rows, from from(i) to to(i). They may have arrived while this kernel
+// runs. Afterwards the copies are complete.
+template <class From, class To>
+DEEP_EP_DEVICE void copy_rows(device::RowCopies& copies, u32 count, u32 row_bytes, bool streaming, From from, To to) {
+    const u32 step = device::warps();
+    copies.read_what_came();
+    if (device::warp() < count) copies.load(from(device::warp()), row_bytes);
+    for (u32 i = device::warp(); i < count; i += step) {
+        if (i + step < count) copies.load(from(i + step), row_bytes);
+        u8* const target = to(i);
+        copies.to_many(&target, 1, from(i), row_bytes, streaming);
+    }
+    copies.finish();
 }
 
 // One thread: ends this operation's use of the words of the row streams with `peer`.

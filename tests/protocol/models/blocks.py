@@ -1,4 +1,4 @@
-"""P14: the two warps of one block, one of which gives up."""
+"""P14: the two warps of one block, one of which gives up, and what they do next."""
 
 from __future__ import annotations
 
@@ -77,3 +77,42 @@ class Barriers:
 
     def ended(self, state: Block) -> bool:
         return all(warp.left for warp in state.warps)
+
+
+class Turn(NamedTuple):
+    arrived: bool = False
+    decided: tuple[bool | None, ...] = (None, None)  # by each warp: whether it places the chunk
+    done: tuple[bool, ...] = (False, False)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A block places a chunk if it has arrived, each warp a part of it; then it gives the slot back."""
+
+    one_warp_decides: bool = True  # without it each warp looks whether the chunk has arrived
+
+    def initial(self) -> Turn:
+        return Turn()
+
+    def steps(self, state: Turn) -> Iterator[Step[Turn]]:
+        if not state.arrived:
+            yield "the chunk arrives", state._replace(arrived=True)
+        for w, decided in enumerate(state.decided):
+            if decided is None and (w == 0 or not self.one_warp_decides):
+                both = (state.arrived,) * 2 if self.one_warp_decides else with_item(state.decided, w, state.arrived)
+                yield (
+                    f"warp {w} looks, and decides to {'place it' if state.arrived else 'go on'}",
+                    state._replace(decided=both),
+                )
+            elif decided is not None and not state.done[w]:
+                yield f"warp {w} has done its part", state._replace(done=with_item(state.done, w, True))
+        if all(state.done) and not all(state.decided):
+            yield "the block takes its next turn", state._replace(decided=(None, None), done=(False, False))
+
+    def wrong(self, state: Turn) -> str | None:
+        if all(state.done) and len(set(state.decided)) == 2:
+            return "the slot is given back with rows left in it"
+        return None
+
+    def ended(self, state: Turn) -> bool:
+        return all(state.done) and all(state.decided)

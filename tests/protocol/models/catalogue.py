@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .attempts import Attempts
-from .blocks import Barriers
+from .blocks import Barriers, Turns
 from .explore import Model, explore
 from .failures import Failures, Passing
 from .launches import Streams, Tickets
@@ -20,7 +20,7 @@ from .queue_pairs import Posting
 from .recovery import Recovery
 from .regions import Regions
 from .signals import Puts, Writers
-from .streams import Combine, Dispatch
+from .streams import Blocks, Combine, Dispatch
 from .two_hops import Counts, Forwarding, Returning, Summing
 
 
@@ -88,6 +88,8 @@ CASES = (
     Case("P10", Growth(), "offers_behind_its_counts", 11, "B's kernel of 1 stores to addresses that are not mapped"),
     Case("P11", Dispatch(), "polls", 6, DEADLOCK),
     Case("P11", Combine(), "slot_for_each_stream", 2, DEADLOCK),
+    Case("P11", Blocks(), "sends_into_free_slots", 4, DEADLOCK),
+    Case("P11", Blocks(), "sums_what_has_come", 2, DEADLOCK),
     Case("P11", Forwarding(), "forwarder_polls", 5, DEADLOCK),
     Case("P11", Forwarding(local_slots=2), "header_says_first", 3, "row 1 of C is sent as row 0"),
     Case("P11", Returning(), "stream_for_each_owner", 2, DEADLOCK),
@@ -101,6 +103,7 @@ CASES = (
     Case("P14", Barriers(waits=1), "looks_behind_its_wait", 6, "given back after the block has given up"),
     Case("P14", Barriers(), "barrier_joins_answers", 8, DEADLOCK),
     Case("P14", Barriers(waits=1), "nothing_after_giving_up", 6, "given back after the block has given up"),
+    Case("P14", Turns(), "one_warp_decides", 5, "the slot is given back with rows left in it"),
     Case("P14", Posting(), "taken_when_free", 9, DEADLOCK),
     Case("P14", Posting(), "looks_again", 14, "the NIC finds request 4 in the place of 0"),
     Case("P14", Posting(), "room_for_all", 14, "the NIC finds request 4 in the place of 0"),

@@ -1,4 +1,4 @@
-"""P11: chunks that wait for slots, on three ranks that wait for each other."""
+"""P11: chunks that wait for slots, on ranks that wait for each other."""
 
 from __future__ import annotations
 
@@ -78,3 +78,48 @@ class Combine:
 
     def ended(self, state: Rounds) -> bool:
         return state.summed == CHUNKS
+
+
+class Block(NamedTuple):
+    sent: int = 0
+    summed: int = 0  # the slots of these rounds are free again
+    waits_for: str = ""  # what it has begun before it could
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A combine of A and B, each with one block. It sends its chunks to the other rank, one slot at a time, and sums
+    the rounds of those that come.
+    """
+
+    sends_into_free_slots: bool = True  # without it a block may begin to send before the slot is free
+    sums_what_has_come: bool = True  # without it a block may begin to sum before the round's chunk has arrived
+
+    def initial(self) -> tuple[Block, ...]:
+        return (Block(), Block())
+
+    def steps(self, state: tuple[Block, ...]) -> Iterator[Step[tuple[Block, ...]]]:
+        for r, block in enumerate(state):
+            me, other = RANKS[r], state[1 - r]
+            free, come = block.sent == other.summed, block.summed < other.sent
+            if block.sent < CHUNKS and block.waits_for in ("", "slot"):
+                if free:
+                    after = block._replace(sent=block.sent + 1, waits_for="")
+                    yield f"{me} sends chunk {block.sent}", with_item(state, r, after)
+                elif not (self.sends_into_free_slots or block.waits_for):
+                    yield (
+                        f"{me} waits for the slot of chunk {block.sent}",
+                        with_item(state, r, block._replace(waits_for="slot")),
+                    )
+            if block.summed < CHUNKS and block.waits_for in ("", "round"):
+                if come:
+                    after = block._replace(summed=block.summed + 1, waits_for="")
+                    yield f"{me} sums round {block.summed}, gives the slot back", with_item(state, r, after)
+                elif not (self.sums_what_has_come or block.waits_for):
+                    yield f"{me} waits for round {block.summed}", with_item(state, r, block._replace(waits_for="round"))
+
+    def wrong(self, state: tuple[Block, ...]) -> str | None:
+        return None
+
+    def ended(self, state: tuple[Block, ...]) -> bool:
+        return all(block.sent == block.summed == CHUNKS for block in state)
