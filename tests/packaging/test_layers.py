@@ -117,7 +117,7 @@ IMPORTS = {
     "compat": GROUND | {"device.rowwise", "v1", ""},
     "tools.trace": GROUND | {"session"},
     "tools.bench": GROUND | {"device.jit", "device", "transport.bootstrap", "testing", "moe", ""},
-    "tools.profile": GROUND | {"device.jit", "device", "buffer", "testing", "tools.bench"},
+    "tools.profile": GROUND | {"device.jit", "device", "testing", "tools.bench", ""},
     "tools.doctor": GROUND
     | {"device.jit", "device", "transport.bootstrap", "transport.nvshmem", "transport.topology", "buffer", "compat"},
     "tools.cli": GROUND | {"device.jit", "device", "compat", "tools.doctor"},

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
+from deep_ep_py import Buffer, NicOptions
 from deep_ep_py.base.native import C
-from deep_ep_py.buffer import Buffer
-from deep_ep_py.compat.utils.math import per_token_cast_to_fp8
 from deep_ep_py.testing import run_ranks
+from deep_ep_py.tools.bench.config import FP8_BLOCK
 from deep_ep_py.tools.bench.posting import Pattern, Poster
 from deep_ep_py.tools.bench.routing import route
 from deep_ep_py.tools.profile.device import Images, interpreting
-from deep_ep_py.transport.topology.nic import NicOptions
 
 _TIMEOUT = 600.0  # seconds of the virtual clock
 
@@ -134,7 +133,9 @@ def _inputs(workload: Workload, rank: int) -> tuple[torch.Tensor, torch.Tensor, 
 def _normal(group: Any, workload: Workload) -> int:
     x, topk_idx, topk_weights = _inputs(workload, group.rank())
     size = Buffer.get_dispatch_config(group.size()).get_nvl_buffer_size_hint(workload.row_bytes, group.size())
-    rows = per_token_cast_to_fp8(x) if workload.dtype == "fp8" else x
+    rows: Any = x
+    if workload.dtype == "fp8":
+        rows = x.to(torch.float8_e4m3fn), torch.ones(workload.tokens, workload.hidden // FP8_BLOCK)
     with Buffer(group, size, **_options(workload)) as buffer:
         layout = buffer.get_dispatch_layout(topk_idx, workload.experts)
         group.barrier()

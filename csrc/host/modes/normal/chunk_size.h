@@ -7,11 +7,7 @@
 
 namespace deep_ep::host {
 
-// Maximum size of a chunk. It is small enough that the slots of all row streams stay in a cache between the write and
-// the read (on 2 cores with 8 ranks, combine through chunks took half as long as with 2 MiB), and large enough to
-// amortize the handshake and to be an efficient message for a NIC.
 constexpr u32 kMaxChunkRows = 128;
-constexpr u64 kMaxChunkBytes = 128 * 1024;
 // With two hops a rank has few row streams, and each chunk is passed from one process to the next (on 2 cores with 8
 // ranks, 2 nodes: dispatch took 8 to 15 % less time than with 128 KiB).
 constexpr u64 kMaxRailChunkBytes = 512 * 1024;
@@ -19,9 +15,8 @@ constexpr u64 kMaxRailChunkBytes = 512 * 1024;
 constexpr u32 kMinChunkRows = 1;
 
 // Returns the given layout with the largest number of rows per chunk for which it fits into a region, and a chunk into
-// one put.
-inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_bytes, uint64_t max_put_bytes) {
-    const uint64_t most = max_put_bytes < kMaxChunkBytes ? max_put_bytes : kMaxChunkBytes;
+// `most` bytes.
+inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_bytes, uint64_t most) {
     layout.chunk_rows = kMaxChunkRows;
     while (layout.chunk_rows > kMinChunkRows && layout.chunk_bytes() > most) --layout.chunk_rows;
     while (layout.chunk_rows > kMinChunkRows && layout.bytes() > region_bytes) --layout.chunk_rows;
