@@ -35,6 +35,7 @@ _MASKS = "needed where a source sends while it is being masked: models/masking.p
 _CALLERS = "all callers also have a barrier; the function does not rely on it"
 _MAPPED = "raised before the launch that needs it, which orders it; a host may raise it for a later one at any time"
 _OFFERED = "needed for outputs whose memory a user's kernel has read before; none of these kernels does"
+_FENCED = "copy_rows() fences both spaces before each chunk"
 _TAKEN = "slots are strong words, so no race is visible; litmus nic_completion has the same order"
 
 ARGUMENTS = (
@@ -145,6 +146,15 @@ ARGUMENTS = (
         "needed: litmus slot_given_back; here the writer has always acquired a later release, which covers late lanes",
     ),
     Argument("left out", "kernels/normal/dispatch.h", "copies.finish();", "a block barrier follows"),
+    Argument("left out", "kernels/normal/staging.h", "copies.finish();", "a block barrier follows"),
+    Argument(
+        "left out",
+        "kernels/normal/staging.h",
+        "copies.read_what_came();",
+        "needed in a block that sends a chunk after it has summed a round; few workloads have so many chunks",
+    ),
+    Argument("left out", "kernels/normal/combine.h", "device::RowCopies copies(", _FENCED),
+    Argument("of the other space", "kernels/normal/combine.h", "device::RowCopies copies(", _FENCED),
     Argument("left out", "kernels/normal/combine.h", "device::RowSums sums(", _CALLERS),
     Argument("left out", "kernels/normal/dispatch.h", "device::RowCopies copies(", _OFFERED),
     Argument("of the other space", "kernels/normal/dispatch.h", "device::RowCopies copies(", _OFFERED),
