@@ -147,9 +147,9 @@ MUTANTS: tuple[Mutant, ...] = (
         *FAILING,
     ),
     one(
-        "failing: a combine does not say that it has read published rows",
+        "failing: a combine does not look last",
         "kernels/normal/combine.h",
-        "op.finish(pulled);",
+        "op.finish(true);",
         "op.finish(false);",
         "fast",
         *FAILING,
