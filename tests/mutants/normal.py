@@ -34,18 +34,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "fast",
         ("peer rounds", "weak"),
     ),
-    Mutant(
-        "turns: the last entries of a block are left out",
+    one(
+        "turns: the last entry of a block is left out",
         "kernels/common/turns.h",
-        (
-            (
-                "Turns::number(base) < work.entries(); base += device::kWarpSize) {",
-                "Turns::number(base) + gridDim.x < work.entries(); base += device::kWarpSize) {",
-            ),
-        ),
+        "(entries - blockIdx.x - 1) / gridDim.x + 1 : 0;",
+        "(entries - blockIdx.x - 1) / gridDim.x : 0;",
         "fast",
-        ("peer rounds", "weak"),
-        endless=True,
+        "peer rounds",
+        "weak",
     ),
     one(
         "turns: a step is taken before what it waits for",

@@ -22,7 +22,7 @@ struct Pending : Awaited {
         return word == nullptr || device::load_relaxed<Scope::kSystem>(word) >= expected;
     }
     // It reads that value or a later one, since it follows that load in the word's order: by the same thread, or by one
-    // that has met it since. Litmus: poll_then_acquire.
+    // that has met it since. Litmus: look_then_acquire.
     DEEP_EP_DEVICE void acquire() const { (void)device::load_acquire<Scope::kSystem>(word); }
 };
 

@@ -19,6 +19,10 @@ struct Turns {
 
     DEEP_EP_DEVICE static u32 number(u32 index) { return blockIdx.x + index * gridDim.x; }
     DEEP_EP_DEVICE static u32 index(u32 entry) { return entry / gridDim.x; }
+    // Number of the block's entries.
+    DEEP_EP_DEVICE static u32 own(u32 entries) {
+        return entries > blockIdx.x ? (entries - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    }
 };
 
 // The first warp, each lane for its part of the entries: waits until a step of one of them can be taken. Returns false
@@ -28,9 +32,10 @@ template <class Work>
 DEEP_EP_DEVICE bool await_turn(Operation& op, const Work& work, const Turns& turns) {
     Pending pending = Pending::none();  // the last one found by the latest pass: a timeout names it
     bool waits = false;
+    const u32 own = Turns::own(work.entries());
     const auto ready = [&] {
         waits = false;
-        for (u32 i = device::lane(); Turns::number(i) < work.entries(); i += device::kWarpSize) {
+        for (u32 i = device::lane(); i < own; i += device::kWarpSize) {
             const u32 entry = Turns::number(i);
             if (turns.done[i] >= work.steps(entry)) continue;
             waits = true;
@@ -45,19 +50,21 @@ DEEP_EP_DEVICE bool await_turn(Operation& op, const Work& work, const Turns& tur
     return __all_sync(device::kFullMask, goes_on) != 0;
 }
 
-// The first warp: finds an entry whose next step can be taken, and waits until there is one. kNone: all of the block's
-// entries are complete, or the operation must be given up.
+// The first warp: finds an entry whose next step can be taken, and waits until there is one. It begins with the block's
+// `first`-th, counted in a circle. kNone: all of the block's entries are complete, or the operation must be given up.
 template <class Work>
-DEEP_EP_DEVICE u32 next_turn(Operation& op, Work& work, const Turns& turns) {
+DEEP_EP_DEVICE u32 next_turn(Operation& op, Work& work, const Turns& turns, u32 first) {
+    const u32 own = Turns::own(work.entries());
+    const auto index_at = [&](u32 at) { return (first + at) % own; };
     for (;;) {
         bool left = false;
-        for (u32 base = 0; Turns::number(base) < work.entries(); base += device::kWarpSize) {
-            const u32 i = base + device::lane(), entry = Turns::number(i);
-            const bool unfinished = entry < work.entries() && turns.done[i] < work.steps(entry);
+        for (u32 base = 0; base < own; base += device::kWarpSize) {
+            const u32 at = base + device::lane(), i = index_at(at), entry = Turns::number(i);
+            const bool unfinished = at < own && turns.done[i] < work.steps(entry);
             const bool ready = unfinished && work.blocked(entry, turns.done[i]).word == nullptr;
             const u32 mask = __ballot_sync(device::kFullMask, ready);
             __syncwarp();  // other lanes acquire what this one has seen: a vote orders nothing, so they could see less
-            if (mask != 0) return Turns::number(base + static_cast<u32>(__ffs(static_cast<int>(mask))) - 1);
+            if (mask != 0) return Turns::number(index_at(base + static_cast<u32>(__ffs(static_cast<int>(mask))) - 1));
             left = __any_sync(device::kFullMask, unfinished) != 0 || left;
         }
         if (!left || !await_turn(op, work, turns)) return Turns::kNone;
@@ -70,24 +77,27 @@ DEEP_EP_DEVICE u32 next_turn(Operation& op, Work& work, const Turns& turns) {
 //   u32 entries()               number of entries, the same for all blocks
 //   u32 steps(entry)            number of steps of an entry
 //   Pending blocked(entry, n)   one thread, by relaxed loads: what the entry's n-th step still waits for, if anything
-//   bool open(entry, n)         the first warp: acquires what the step waited for, and checks it; false if it has
-//   failed void step(entry, n)         each warp: its part of the step void close(entry, n)        the first warp, once
-//   all parts are complete: tells other ranks
+//   bool open(entry, n)         the first warp: acquires what the step waited for, and checks it. False: it has failed
+//   void step(entry, n)         each warp: its part of the step
+//   void close(entry, n)        the first warp, once all parts are complete: tells other ranks
 template <class Work>
 DEEP_EP_DEVICE bool take_turns(Operation& op, Work& work, const Turns& turns) {
-    for (u32 i = threadIdx.x; Turns::number(i) < work.entries(); i += blockDim.x) turns.done[i] = 0;
+    for (u32 i = threadIdx.x; i < Turns::own(work.entries()); i += blockDim.x) turns.done[i] = 0;
     if (!op.sync_block()) return false;  // the counts are clear
+    // Each entry gets its turn before the same one again, and not all ranks begin with the same peer.
+    u32 first = op.rank();
     for (;;) {
         // One warp decides for all: others could find other words arrived, and take part in another step (P14).
         if (device::warp() == 0) {
-            u32 entry = next_turn(op, work, turns);
+            u32 entry = next_turn(op, work, turns, first);
             if (entry != Turns::kNone && !work.open(entry, turns.done[Turns::index(entry)])) entry = Turns::kNone;
             if (device::lane() == 0) *turns.entry = entry;
         }
         if (!op.sync_block()) return false;  // what the first warp has acquired is visible to all
         const u32 entry = *turns.entry;
         if (entry == Turns::kNone) return true;
-        u32* const done = turns.done + Turns::index(entry);
+        first = Turns::index(entry) + 1;
+        u32* const done = turns.done + first - 1;
         const u32 n = *done;
         work.step(entry, n);
         if (!op.sync_block()) return false;  // all parts are complete, and all have read whose turn it is

@@ -34,6 +34,23 @@ def _poll(acquire: str = "acquire", scope: str = SYS) -> Program:
     )
 
 
+def _looked(lanes_meet: bool = True, acquire: str = "acquire") -> Program:
+    """A payload and its signal; a lane looks at the signal, and another one acquires it and reads."""
+    return Program(
+        (
+            thread(GPU0, 0, store("data", 1), add("before", "signal", 1, "release", SYS)),
+            thread(GPU1, 0, load("looked", "signal", "relaxed", SYS), *([barrier(1)] if lanes_meet else [])),
+            thread(
+                GPU1,
+                0,
+                *([barrier(1)] if lanes_meet else []),
+                load("signal", "signal", acquire, SYS),
+                load("data", "data"),
+            ),
+        )
+    )
+
+
 def _joined(lanes_meet: bool = True, readers_meet: bool = True) -> Program:
     """One lane copies, another signals; one lane waits, another reads."""
     return Program(
@@ -176,6 +193,13 @@ LITMUS = (
         _poll(),
         lambda o: o["polled"] == 1 and (o["signal"] == 0 or o["data"] == 0),
         {"the poll alone": _poll(acquire="relaxed"), "device scope": _poll(scope=GPU)},
+    ),
+    Litmus(
+        "look_then_acquire",
+        "a thread's stores, for a lane on another GPU that acquires the signal which another lane has seen",
+        _looked(),
+        lambda o: o["looked"] == 1 and (o["signal"] == 0 or o["data"] == 0),
+        {"a vote in place of the barrier": _looked(lanes_meet=False), "a relaxed load": _looked(acquire="relaxed")},
     ),
     Litmus(
         "bar_then_release",
