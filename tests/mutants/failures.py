@@ -147,9 +147,9 @@ MUTANTS: tuple[Mutant, ...] = (
         *FAILING,
     ),
     one(
-        "failing: a combine does not look last",
+        "failing: a combine does not say that it has read published rows",
         "kernels/normal/combine.h",
-        "op.finish(true);",
+        "op.finish(pulled);",
         "op.finish(false);",
         "fast",
         *FAILING,

@@ -259,7 +259,7 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shap
     u32 count = list_rows(op, ranks, sources, token_row, rows,
                           [&](const CombineSource& source, u64 row) { return source.x + row * row_bytes; });
     // Loads from peers: the release of the offer or of the chunk, at system scope, was acquired by a thread of this
-    // block (find_sources(), CombineWork::open()), and the block has met since.
+    // block (find_sources(), await_round()), and the block has met since.
     sums.sum_bf16(args.combined_x + offset, rows, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
                   args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, elements);
     if (!carries_weights(args)) return;
@@ -287,11 +287,14 @@ class CombineWork {
           sources_(sources),
           sums_(sums),
           rows_(rows) {
-        for (u32 r = 0; r < shape.ranks(); ++r) staged_ = staged_ || sources[r].staged != 0;
-        // Without chunks there are no rounds to wait for: each block takes one share. Chunks are then not sent either,
-        // since a rank that is not mapped, or whose rows are not visible, is staged at both ends.
+        bool in_rounds = false;  // something comes or goes in chunks
+        for (u32 r = 0; r < shape.ranks(); ++r) {
+            staged_ = staged_ || sources[r].staged != 0;
+            in_rounds = in_rounds || sends(r);
+        }
+        // Without chunks there are no rounds to wait for: each block takes one share.
         const u32 share = wire::ceil_div(args.tokens, gridDim.x);
-        window_ = staged_ ? args.layout.chunk_rows : max(share, 1u);
+        window_ = staged_ || in_rounds ? args.layout.chunk_rows : max(share, 1u);
         rounds_ = staged_ ? chunks.rounds(op.rank()) : wire::ceil_div(args.tokens, window_);
     }
 
@@ -423,9 +426,9 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
         if (publishes(r)) op.consume(wire::kRead, r, 1);
         consume_stream(op, r, sends(r) ? chunks.rounds(r) : 0, sources[r].staged != 0 ? chunks.rounds(op.rank()) : 0);
     }
-    // It looks last whatever it has summed. A producer whose host has told all ranks of a failure may let its caller
-    // overwrite rows, while its kernel still fills chunks with them.
-    op.finish(true);
+    bool pulled = false;
+    for (u32 r = 0; r < ranks; ++r) pulled = pulled || sources[r].pulled != 0;
+    op.finish(pulled);
 }
 
 struct CombineKernel {
