@@ -147,6 +147,14 @@ MUTANTS: tuple[Mutant, ...] = (
         *FAILING,
     ),
     one(
+        "failing: a chunk is sent without a look",
+        "kernels/normal/staging.h",
+        "        if (!broadcast(device::lane() != 0 || op_.looks_clear())) return;\n",
+        "",
+        "fast",
+        *FAILING,
+    ),
+    one(
         "failing: a combine does not say that it has read published rows",
         "kernels/normal/combine.h",
         "op.finish(pulled);",

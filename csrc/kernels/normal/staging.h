@@ -130,7 +130,12 @@ class StreamWork {
         return false;
     }
     // The first warp: all threads' stores into the chunk come before its release, or before the NIC's reads.
+    //
+    // A host that has told of a failure lets its caller overwrite rows, of which this kernel may have read some since.
+    // The chunk is therefore sent only if this rank has not been told, after all threads' loads: a receiver that is not
+    // mapped learns of the failure late (P12).
     DEEP_EP_DEVICE void send(u32 to, u32 chunk) {
+        if (!broadcast(device::lane() != 0 || op_.looks_clear())) return;
         if (device::lane() == 0) {
             wire::ChunkHeader header{};
             header.operation = op_.number();
