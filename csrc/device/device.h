@@ -65,8 +65,8 @@
 //                                  passed
 //     class RowSums                a warp's sums of rows in global memory. One object per warp and kernel, constructed
 //                                  by all lanes
-//       kSharedBytes               shared memory per warp, 128-byte aligned; the launch allocates it. A warp's RowCopies
-//                                  may have the same: whoever is used next, the other one must have finished
+//       kSharedBytes               shared memory per warp, 128-byte aligned; the launch allocates it. The warp's
+//                                  RowCopies may have the same, if each has finished before the other is used
 //       sum_bf16(dst, src[], n, bias0, bias1, elements)
 //       weighted_sum_bf16(dst, src[], weights[], n, elements)
 //                                  like warp_sum_bf16 and warp_weighted_sum_bf16; the rows may have arrived while this
