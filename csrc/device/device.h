@@ -4,7 +4,7 @@
 // Besides the names below, a kernel uses plain CUDA C++: threadIdx, blockIdx, blockDim, gridDim (x only), __global__,
 // __syncthreads(), __syncthreads_or(predicate), __syncwarp(mask), __shfl_sync, __shfl_up_sync, __shfl_xor_sync,
 // __ballot_sync, __any_sync, __all_sync, __popc, __ffs, min, max. It must not use: a literal 32 for the warp width
-// (kWarpSize is 1 in the CPU's fast build), `__shared__` (use DEEP_EP_SHARED), inline PTX, bare fences, <<<>>>.
+// (kWarpSize is 1 in the CPU's fast build), `__shared__` (use DEEP_EP_SHARED), inline PTX, <<<>>>.
 //
 // clang-format off
 //   DEEP_EP_DEVICE                 function qualifier: inline on the device
@@ -23,6 +23,10 @@
 //     enum class Scope { kBlock, kDevice, kSystem }
 //     load_relaxed<S>(p)  load_acquire<S>(p)  store_relaxed<S>(p, v)  store_release<S>(p, v)
 //                                  of u32, u64, i32, i64
+//     fence_release<S>()           what the thread has stored and acquired so far is released by its later store_fenced()
+//                                  and add_fenced(), which then need no fence each
+//     store_fenced<S>(p, v)  add_fenced<S>(p, v)
+//                                  as store_relaxed and add_relaxed, behind a fence_release
 //     read_once(value)             returns the value, which the compiler cannot load again from its origin
 //                                  of u32
 //     add_relaxed<S>(p, v)  add_release<S>(p, v)

@@ -117,42 +117,45 @@ DEEP_EP_DEVICE bool note_completed(const QueuePair& qp, u64 count) {
 
 // --- notifying the NIC ----------------------------------------------------------------------------------------------
 
-// One thread: notifies the NIC of all filled WQEBBs.
-DEEP_EP_DEVICE void ring(const QueuePair& qp) {
+// One thread: notifies the NIC of all filled WQEBBs. `fenced`: the WQEBBs up to here are behind a fence of this thread
+// at system scope.
+DEEP_EP_DEVICE_CALL void ring(const QueuePair& qp, u64 fenced) {
     const QueuePair here = qp;
     // No thread, ours or NVSHMEM's, blocks while it holds the lock, so this wait always ends. The wait for `filled` is
     // different: it depends on code of the holder that waits for the NIC. A thread that finds the lock taken must wait
     // for it, since the holder may have read `filled` before this thread's WQEBBs were filled. The next holder sees
     // what the lock guards, even if the previous holder belonged to another library: it acquires what the previous
     // holder released with the lock, and has nothing of its own to release yet. Litmus: ring_lock.
-    do {
+    while (device::cas_acquire<Scope::kDevice>(here.ringing, 0u, 1u) != 0) {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(here.ringing) == 0; }, ~0ull, nullptr);
-    } while (device::cas_acquire<Scope::kDevice>(here.ringing, 0u, 1u) != 0);
-    // Acquire: the WQEBBs of all threads that have made theirs valid. The release of the doorbell record passes them on
-    // to the NIC.
-    const u64 filled = device::load_acquire<Scope::kDevice>(here.filled);
-    if (filled > *here.rung) {  // stored only under the lock
-        // The NIC may serve an earlier doorbell and read this doorbell record. Therefore the record, not only the
-        // doorbell, must release the WQEBBs. Litmus: ibgda_record_release.
-        device::store_release<Scope::kSystem>(here.record, mlx5::send_counter(filled));
-        // Ordered after the doorbell record, which the NIC reads when the doorbell has reached it.
-        device::store_release<Scope::kSystem>(here.doorbell, mlx5::doorbell(here.number, filled));
-        // It grows only under the lock, so a store suffices. Threads that read it without the lock use it as a hint.
-        device::store_relaxed<Scope::kDevice>(here.rung, filled);
-        *here.rings += 1;
     }
-    device::store_release<Scope::kDevice>(here.ringing, 0u);
+    const u64 rung = device::load_relaxed<Scope::kDevice>(here.rung);  // stored only under the lock
+    // Acquire: the WQEBBs of all threads that have made theirs valid.
+    const u64 filled = device::load_acquire<Scope::kDevice>(here.filled);
+    if (filled <= rung) return device::store_release<Scope::kDevice>(here.ringing, 0u);
+    if (filled != fenced) device::fence_release<Scope::kSystem>();
+    // The NIC may serve an earlier doorbell and read this doorbell record. Therefore the record, not only the doorbell,
+    // must release the WQEBBs. Litmus: ibgda_record_release, ibgda_fill_in_order.
+    device::store_fenced<Scope::kSystem>(here.record, mlx5::send_counter(filled));
+    // It grows only under the lock, so a store suffices. Threads that read it without the lock use it as a hint.
+    device::store_relaxed<Scope::kDevice>(here.rung, filled);
+    // Before the doorbell, since the NIC reads the record when the doorbell has reached it, and before the lock is let
+    // go. Litmus: ibgda_doorbell.
+    device::fence_release<Scope::kSystem>();  // of the record, and of `rung`
+    device::store_fenced<Scope::kSystem>(here.doorbell, mlx5::doorbell(here.number, filled));
+    device::store_fenced<Scope::kDevice>(here.ringing, 0u);
+    device::add_relaxed<Scope::kDevice>(here.rings, 1ull);  // only counted
 }
 
 // One thread: waits until `count` WQEBBs are done. Returns false if the waiter has given up.
 template <class Waiter>
-DEEP_EP_DEVICE bool await_completed(const QueuePair& qp, Waiter& waiter, wire::Phase phase, u64 count) {
+DEEP_EP_DEVICE_CALL bool await_completed(const QueuePair& qp, Waiter& waiter, wire::Phase phase, u64 count) {
     while (!note_completed(qp, count)) {
         const auto unrung = [&] {
             return device::load_relaxed<Scope::kDevice>(qp.filled) > device::load_relaxed<Scope::kDevice>(qp.rung);
         };
         // Other threads leave the doorbell to those after them, such as this one.
-        if (unrung()) ring(qp);
+        if (unrung()) ring(qp, 0);
         const bool going_on = waiter.wait(phase, static_cast<i32>(qp.peer), qp.completed, count,
                                           [&] { return looks_completed(qp, count) || unrung(); });
         if (!going_on) return false;
@@ -166,12 +169,14 @@ DEEP_EP_DEVICE bool await_completed(const QueuePair& qp, Waiter& waiter, wire::P
 // done. The host ensures that this many fit. Returns false if the waiter has given up; nothing has been reserved then.
 template <class Waiter>
 DEEP_EP_DEVICE bool reserve(const QueuePair& qp, Waiter& waiter, u32 count, u64& begin) {
-    // It only hands out WQEBBs: `completed`, acquired in the wait, says that they are free, and `filled` orders them.
+    // It only hands out WQEBBs: `completed`, acquired here or in the wait, says that they are free, and `filled` orders
+    // them.
     u64* const reserved = qp.reserved;
     begin = device::load_relaxed<Scope::kDevice>(reserved);
+    const u64 known = device::load_acquire<Scope::kDevice>(qp.completed);
     for (;;) {
         const u64 end = begin + count;
-        if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
+        if (end > known + qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
         // There is room for these WQEBBs from now on, since `completed` only grows. Are they still available?
         const u64 found = device::cas_relaxed<Scope::kDevice>(reserved, begin, end);
         if (found == begin) return true;
@@ -193,31 +198,61 @@ DEEP_EP_DEVICE u64 next_cut(const Ibgda& net, const Piece& piece, u64 done) {
     return min(bytes, rest_of_chunk(net, piece.target + done));
 }
 
-DEEP_EP_DEVICE u64 chunk_of(const Ibgda& net, u64 offset) { return (offset + net.key_offset) >> net.chunk_log2; }
+DEEP_EP_DEVICE u32 chunk_of(const Ibgda& net, u64 offset) {
+    return static_cast<u32>((offset + net.key_offset) >> net.chunk_log2);
+}
 DEEP_EP_DEVICE u32 key(const Ibgda& net, const QueuePair& qp, u64 offset) {
     return net.keys[chunk_of(net, offset) * net.nics + qp.nic];
 }
 DEEP_EP_DEVICE u32 remote_key(const Ibgda& net, const QueuePair& qp, u64 offset) {
-    const u64 chunk = static_cast<u64>(qp.peer) * net.chunks + chunk_of(net, offset);
+    const u64 chunk = u64{qp.peer} * net.chunks + chunk_of(net, offset);
     return net.remote_keys[chunk * net.nics + qp.remote_nic];
 }
 
-DEEP_EP_DEVICE mlx5::Block& block_at(const QueuePair& qp, u64 index) { return qp.ring[index & (qp.blocks - 1)]; }
+// Where requests are written.
+struct Ring {
+    mlx5::Block* blocks;
+    u32 count;   // a power of two
+    u32 number;  // of the queue pair
 
-DEEP_EP_DEVICE void write_request(const Ibgda& net, const QueuePair& qp, u64 index, u64 source, u64 target, u64 bytes) {
-    mlx5::Block& block = block_at(qp, index);
-    block.control = mlx5::control(mlx5::kRdmaWrite, index, qp.number, mlx5::kUnitsOfWrite, false);
-    block.remote = mlx5::remote_address(net.heaps[qp.peer] + target, remote_key(net, qp, target));
-    block.data = mlx5::data(net.heap + source, key(net, qp, source), static_cast<u32>(bytes));
+    DEEP_EP_DEVICE static Ring of(const QueuePair& qp) { return {qp.ring, qp.blocks, qp.number}; }
+    DEEP_EP_DEVICE mlx5::Block& at(u64 index) const { return blocks[index & (count - 1)]; }
+};
+
+// The keys of a request, which are those of its chunks at both ends.
+struct Keys {
+    u32 source, target;
+
+    DEEP_EP_DEVICE static Keys of(const Ibgda& net, const QueuePair& qp, u64 source, u64 target) {
+        return {key(net, qp, source), remote_key(net, qp, target)};
+    }
+};
+
+DEEP_EP_DEVICE void write_request(const Ring& ring, u64 index, u64 source, u64 target, const Keys& keys, u64 bytes) {
+    mlx5::Block& block = ring.at(index);
+    block.control = mlx5::control(mlx5::kRdmaWrite, index, ring.number, mlx5::kUnitsOfWrite, false);
+    block.remote = mlx5::remote_address(target, keys.target);
+    block.data = mlx5::data(source, keys.source, static_cast<u32>(bytes));
 }
 
 // With a completion: the last request of a put reports for all requests before it.
-DEEP_EP_DEVICE void add_request(const Ibgda& net, const QueuePair& qp, u64 index, Word word) {
-    mlx5::Block& block = block_at(qp, index);
-    block.control = mlx5::control(mlx5::kFetchAdd, index, qp.number, mlx5::kUnitsOfFetchAdd, true);
-    block.remote = mlx5::remote_address(net.heaps[qp.peer] + word.offset, remote_key(net, qp, word.offset));
+DEEP_EP_DEVICE void add_request(const Ring& ring, const QueuePair& qp, u64 index, u64 word, u32 word_key) {
+    mlx5::Block& block = ring.at(index);
+    block.control = mlx5::control(mlx5::kFetchAdd, index, ring.number, mlx5::kUnitsOfFetchAdd, true);
+    block.remote = mlx5::remote_address(word, word_key);
     block.atomic = mlx5::fetch_add(wire::kUnit);
     block.returned = mlx5::data(qp.returned, qp.returned_key, sizeof(u64));
+}
+
+// One thread: waits until all WQEBBs before the reserved ones are filled. `before`: what it has found already.
+//
+// Reserved WQEBBs are published even if the operation is given up meanwhile (P14). The turn comes whatever the NIC
+// does: these WQEBBs were free when they were reserved, so those before them are free too, including another library's,
+// and their threads wait for nothing else. There is a bound nonetheless, in case a thread of another library hangs.
+template <class Waiter>
+DEEP_EP_DEVICE_CALL bool await_turn(u64* filled, u32 to, Waiter& waiter, u64 begin, u64 before) {
+    const auto our_turn = [&] { return before == begin || device::load_relaxed<Scope::kDevice>(filled) == begin; };
+    return waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), filled, begin, our_turn);
 }
 
 }  // namespace ibgda
@@ -227,7 +262,14 @@ template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Completion&, u32 to, const Piece* pieces,
                               u32 count, Word word) {
     using namespace ibgda;
+    // Loaded first: after an acquire, what these depend on would be loaded from the L2 again.
     const QueuePair& qp = net.queue_pairs[to * net.per_peer + word.number % net.per_peer];
+    const Ring requests = Ring::of(qp);
+    u64* const filled = qp.filled;
+    const u64 *const reserved = qp.reserved, *const announced = qp.rung;
+    const u64 heap = net.heaps[to];
+    const u32 word_key = remote_key(net, qp, word.offset);
+    Keys keys = count != 0 ? Keys::of(net, qp, pieces[0].source, pieces[0].target) : Keys{};
     u32 needed = 1;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes; done += next_cut(net, pieces[i], done)) ++needed;
@@ -239,29 +281,27 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Co
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes;) {
             const u64 bytes = next_cut(net, pieces[i], done);
-            write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);
+            const u64 source = pieces[i].source + done, target = pieces[i].target + done;
+            if (index != begin) keys = Keys::of(net, qp, source, target);
+            write_request(requests, index++, net.heap + source, heap + target, keys, bytes);
             done += bytes;
         }
     }
-    add_request(net, qp, index, word);
-    // In order: this acquires the WQEBBs of the threads before, and the store below releases them and these WQEBBs to
-    // the thread that rings. Litmus: ibgda_fill_in_order.
-    //
-    // Reserved WQEBBs are published even if the operation is given up meanwhile (P14). The turn comes whatever the NIC
-    // does: these WQEBBs were free when they were reserved, so those before them are free too, including another
-    // library's, and their threads wait for nothing else. There is a bound nonetheless, in case a thread of another
-    // library hangs.
-    u64* const filled = qp.filled;
-    const u64* const reserved = qp.reserved;
-    const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(filled) == begin; };
-    if (!waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), filled, begin, our_turn)) return false;
-    device::store_release<Scope::kDevice>(filled, end);
+    add_request(requests, qp, index, heap + word.offset, word_key);
+    // In order. The last fence before the doorbell record passes on these WQEBBs, and those of the threads before that
+    // have been acquired by then: here, if they are all filled, or by the thread that rings. Until then each thread's
+    // own fence releases its WQEBBs, with an atomic: a store would cut off those before.
+    const u64 before = device::load_acquire<Scope::kDevice>(filled);
+    device::fence_release<Scope::kSystem>();  // of these WQEBBs
+    if (!await_turn(filled, to, waiter, begin, before)) return false;
     // A thread that has reserved WQEBBs after these will fill them and then make this check itself. But a thread of
     // another library may wait for room first, for requests that no thread has rung for. Therefore only a bounded
     // number of WQEBBs is left to it. Relaxed: a count that is too low only causes one more ring.
-    if (device::load_relaxed<Scope::kDevice>(reserved) == end ||
-        end > device::load_relaxed<Scope::kDevice>(qp.rung) + qp.blocks / 4) {
-        ring(qp);
+    const u64 last = device::load_relaxed<Scope::kDevice>(reserved);
+    const u64 rung = device::load_relaxed<Scope::kDevice>(announced);
+    device::add_fenced<Scope::kDevice>(filled, u64{needed});
+    if (last == end || end > rung + requests.count / 4) {
+        ring(qp, before == begin ? end : 0);
     }
     return true;
 }

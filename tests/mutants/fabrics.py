@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant, one, silent
 
-_RECORD = "device::store_release<Scope::kSystem>(here.record, mlx5::send_counter(filled));"
-_DOORBELL = "device::store_release<Scope::kSystem>(here.doorbell, mlx5::doorbell(here.number, filled));"
+_RECORD = "device::store_fenced<Scope::kSystem>(here.record, mlx5::send_counter(filled));"
+_DOORBELL = "device::store_fenced<Scope::kSystem>(here.doorbell, mlx5::doorbell(here.number, filled));"
 _PEER_SIGNAL = "device::add_release<device::Scope::kSystem>("
-_WRITE = "write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);"
-_ADD = "add_request(net, qp, index, word);\n    // In order"
-_NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
+_WRITE = "write_request(requests, index++, net.heap + source, heap + target, keys, bytes);"
+_ADD = "add_request(requests, qp, index, heap + word.offset, word_key);\n    // In order"
+_NOTHING = "requests.at(index).atomic = mlx5::fetch_add(0);"
 _ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none, to, nullptr, 0, word); }()"
-_LOOK = "begin = device::load_relaxed<Scope::kDevice>(reserved);\n    for"
+_KNOWN = "const u64 known = device::load_acquire<Scope::kDevice>(qp.completed);\n    for"
+_LOOK = "begin = device::load_relaxed<Scope::kDevice>(reserved);\n    " + _KNOWN
 _ADDED = "device::fetch_add_relaxed<Scope::kDevice>(reserved, static_cast<u64>(count));"
 _SWAP = (
     "const u64 found = device::cas_relaxed<Scope::kDevice>(reserved, begin, end);\n"
@@ -73,7 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ibgda: relaxed doorbell record",
         "fabric/ibgda.h",
         _RECORD,
-        _RECORD.replace("release", "relaxed"),
+        _RECORD.replace("fenced", "relaxed"),
         "posters",
         "ibgda",
     ),
@@ -122,15 +123,15 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: lost wrap-around of the ring",
         "fabric/ibgda.h",
-        "qp.ring[index & (qp.blocks - 1)]",
-        "qp.ring[index % (qp.blocks - 1)]",
+        "blocks[index & (count - 1)]",
+        "blocks[index % (count - 1)]",
         "fast",
         "posters",
     ),
     one(
         "ibgda: no back-pressure",
         "fabric/ibgda.h",
-        "if (end > qp.blocks && !await_completed",
+        "if (end > known + qp.blocks && !await_completed",
         "if (end > ~0ull - 1 && !await_completed",
         "exact",
         "posters",
@@ -141,7 +142,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _LOOK,
         f"begin = {_ADDED}\n    if (begin + count <= qp.blocks ||\n"
         "        await_completed(qp, waiter, wire::Phase::kPost, begin + count - qp.blocks)) return true;\n"
-        "    if (begin != ~0ull) return false;\n    for",
+        f"    if (begin != ~0ull) return false;\n    {_KNOWN}",
         "exact",
         "sharing, giving up",
     ),
@@ -158,16 +159,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: told to give up, and nothing published",
         "fabric/ibgda.h",
-        f"if (!{_OUTLAST}) return false;",
-        f"if (!{_OUTLAST} || !{_WAIT}) return false;",
+        f"return {_OUTLAST};",
+        f"return {_OUTLAST} && {_WAIT};",
         "exact",
         "sharing, giving up",
     ),
     one(
         "ibgda: the doorbell left to those that wait for room",
         "fabric/ibgda.h",
-        "(qp.rung) + qp.blocks / 4) {",
-        "(qp.rung) + qp.blocks) {",
+        "end > rung + requests.count / 4) {",
+        "end > rung + requests.count) {",
         "fast",
         "sharing, doorbells",
     ),
@@ -181,23 +182,23 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: published out of turn",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(filled) == begin; };",
+        "device::load_relaxed<Scope::kDevice>(filled) == begin; };",
         "true; };",
         "exact",
         "sharing",
     ),
     silent(
-        "ibgda: relaxed turn",
+        "ibgda: rings for what it has not acquired",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(filled) == begin; };",
-        "device::load_relaxed<Scope::kDevice>(filled) == begin; };",
+        "device::load_acquire<Scope::kDevice>(here.filled);",
+        "device::load_relaxed<Scope::kDevice>(here.filled);",
         "posters",
     ),
     silent(
         "ibgda: relaxed publication",
         "fabric/ibgda.h",
-        "device::store_release<Scope::kDevice>(filled, end);",
-        "device::store_relaxed<Scope::kDevice>(filled, end);",
+        "device::add_fenced<Scope::kDevice>(filled,",
+        "device::add_relaxed<Scope::kDevice>(filled,",
         "posters",
     ),
     silent(
@@ -207,12 +208,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
         "posters",
     ),
-    one("ibgda: waits without ringing", "fabric/ibgda.h", "if (unrung()) ring(qp);", "", "fast", "quiet"),
+    one("ibgda: waits without ringing", "fabric/ibgda.h", "if (unrung()) ring(qp, 0);", "", "fast", "quiet"),
     one(
         "ibgda: the last one leaves the doorbell too",
         "fabric/ibgda.h",
-        "(reserved) == end ||",
-        "(reserved) == end + 1 ||",
+        "last == end ||",
+        "last == end + 1 ||",
         "fast",
         "ibgda",
     ),
@@ -227,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "ibgda: signal before data",
         "fabric/ibgda.h",
-        ((_WRITE, _WRITE.replace("index++", "++index")), (_ADD, _ADD.replace("index, word", "begin, word"))),
+        ((_WRITE, _WRITE.replace("index++", "++index")), (_ADD, _ADD.replace("index, heap", "begin, heap"))),
         "exact",
         ("posters", "ibgda"),
     ),
@@ -236,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "fabric/ibgda.h",
         (
             ("word.number % net.per_peer]", "(word.number + (count == 0)) % net.per_peer]"),
-            (_ADD, "add_request(net, qp, index, word);\n    if (count != 0) " + _NOTHING + "\n    // In order"),
+            (_ADD, _ADD.replace("// In", "if (count != 0) " + _NOTHING + "\n    // In")),
             (_POSTED, _POSTED.replace("true", f"count == 0 || {_ONLY_SIGNAL}")),
         ),
         "exact",
@@ -270,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: keys of another rank",
         "fabric/ibgda.h",
-        "static_cast<u64>(qp.peer) * net.chunks +",
+        "u64{qp.peer} * net.chunks +",
         "0 * net.chunks +",
         "fast",
         "posters",
@@ -285,10 +286,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "keys, offset",
     ),
     one(
+        "ibgda: keys of the first request for all",
+        "fabric/ibgda.h",
+        "if (index != begin) keys = Keys::of(net, qp, source, target);\n",
+        "\n",
+        "fast",
+        "keys, offset",
+    ),
+    one(
         "ibgda: keys as if heaps began with chunks",
         "fabric/ibgda.h",
-        "return (offset + net.key_offset) >> net.chunk_log2; }",
-        "return offset >> net.chunk_log2; }",
+        "static_cast<u32>((offset + net.key_offset) >> net.chunk_log2);",
+        "static_cast<u32>(offset >> net.chunk_log2);",
         "fast",
         "keys, offset",
     ),

@@ -110,7 +110,7 @@ _WEAKENINGS: dict[str, Change] = {
     "without its acquire": _replaced(r"^(ld|atom)\.acquire", r"\1.relaxed"),
     "its release alone": _replaced(r"^atom\.acq_rel", "atom.release"),
     "its acquire alone": _replaced(r"^atom\.acq_rel", "atom.acquire"),
-    "device scope": _replaced(r"^((?:ld|st|atom|red)\..*)\.sys\b", r"\1.gpu"),
+    "device scope": _replaced(r"^((?:ld|st|atom|red|fence)\..*)\.sys\b", r"\1.gpu"),
     "block scope": _replaced(r"^((?:ld|st|atom|red)\..*)\.gpu\b", r"\1.cta"),
     "left out": _removed(r"bar\.warp\.sync|bar\.sync|fence\.|cp\.async\.bulk\.(wait|commit)_group|mbarrier\.init"),
     "of the other space": _of_the_other_space,

@@ -86,6 +86,22 @@ DEEP_EP_DEVICE void store_release(T* address, detail::Same<T> value) {
     }
 }
 
+template <Scope S>
+DEEP_EP_DEVICE void fence_release() {
+    if constexpr (S == Scope::kBlock) {
+        asm volatile("fence.acq_rel.cta;" ::: "memory");
+    } else if constexpr (S == Scope::kDevice) {
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    } else {
+        asm volatile("fence.acq_rel.sys;" ::: "memory");
+    }
+}
+
+template <Scope S, class T>
+DEEP_EP_DEVICE void store_fenced(T* address, detail::Same<T> value) {
+    store_relaxed<S>(address, value);
+}
+
 // A reduction, for which the thread does not wait. It names the state space: for a generic address, ptxas emits an
 // atomic and a branch on its result.
 #define DEEP_EP_RED_ASM(order, tail, ...)                                \
@@ -110,6 +126,12 @@ DEEP_EP_DEVICE void store_release(T* address, detail::Same<T> value) {
 DEEP_EP_ADD(add_relaxed, "relaxed")
 DEEP_EP_ADD(add_release, "release")
 #undef DEEP_EP_ADD
+
+template <Scope S, class T>
+DEEP_EP_DEVICE void add_fenced(T* address, detail::Same<T> value) {
+    add_relaxed<S>(address, value);
+}
+
 #undef DEEP_EP_RED_ASM
 
 #define DEEP_EP_FETCH_ADD(function, instruction)                                                 \

@@ -317,11 +317,24 @@ u64 Lane::note_load(const void* word, u64 bytes, u64 newest, const Strong& stron
     return shadow.load(newest, strong.acquires, access, actor_->clock, actor_->clock, random);
 }
 
+std::vector<Word::Released> Lane::releases_of(const Made& access, bool releases) const {
+    std::vector<Word::Released> all;
+    if (releases) all.push_back({actor_->clock, access});
+    for (const Scope fenced : {Scope::kBlock, Scope::kDevice, Scope::kSystem}) {
+        const Clock& clock = actor_->fenced[static_cast<u32>(fenced)];
+        if (clock.time_of(actor_->number) == 0) continue;  // no fence yet
+        Made by = access;
+        by.scope = std::min(access.scope, fenced);
+        all.push_back({clock, by});
+    }
+    return all;
+}
+
 void Lane::note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong) {
     const Made access = made(word, bytes, strong.scope);
     Shadow& shadow = shadow_of(word);
     check(shadow.note(true, access, actor_->clock), true);
-    shadow.store(stored, access, actor_->clock);
+    shadow.store(stored, access, releases_of(access, strong.releases));
     actor_->tick();
 }
 

@@ -95,6 +95,9 @@ class Lane {
     void fence_copies(bool of_global, bool of_shared) {
         if (actor_) actor_->fence_copies(of_global, of_shared);
     }
+    void fence(Scope scope) {
+        if (actor_) actor_->fence(scope);
+    }
     // Scope and ordering of a strong access to a word that `locate` has returned.
     struct Strong {
         Scope scope;
@@ -114,7 +117,7 @@ class Lane {
     // A store that changes a word from `before` to `after`.
     template <class T>
     void store_word(const T* word, T before, T after, const Strong& strong, bool updates) {
-        if (actor_) note_store(word, sizeof(T), {before, after, strong.releases, updates}, strong);
+        if (actor_) note_store(word, sizeof(T), {before, after, updates}, strong);
     }
     // Waits for other threads of the block at the barrier with this number, by calling `sync`.
     template <class Sync>
@@ -198,6 +201,7 @@ class Lane {
     BarrierClocks& clocks_of(u64 barrier);
     BarrierMoments& moments_of(u64 barrier);
     u64 note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old);
+    std::vector<Word::Released> releases_of(const Made& access, bool releases) const;
     void note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong);
     Made made(const void* memory, u64 bytes, Scope scope) const;
     bool is_own(const u8* memory) const;  // private to this thread

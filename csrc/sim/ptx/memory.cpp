@@ -123,6 +123,8 @@ void atomic_compare(Lane& lane, Step step) {
     }
 }
 
+void fence(Lane& lane, Step step) { lane.fence(step.scope); }
+
 // --- by name ----------------------------------------------------------------------------------------
 
 enum class Ordering : u8 { kWeak, kRelaxed, kAcquire, kRelease, kAcqRel };
@@ -275,6 +277,7 @@ bool find_memory(std::string_view text, Instruction& instruction) {
     if (opcode.name == "ld") instruction.handler = find_load(opcode);
     if (opcode.name == "st") instruction.handler = find_store(opcode);
     if (opcode.name == "red") instruction.handler = find_reduction(opcode);
+    if (opcode.name == "fence" && opcode.order == Ordering::kAcqRel) instruction.handler = fence;
     if (opcode.name == "atom") instruction.handler = find_atomic(opcode);
     return instruction.handler != nullptr;
 }

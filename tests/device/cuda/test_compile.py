@@ -46,6 +46,7 @@ WITHOUT_SPILLS = ("sm_90a", "sm_100a")
 ARCHITECTURES = (*WITHOUT_SPILLS, "sm_80", "sm_120a") if LONG else WITHOUT_SPILLS[:1]
 # Bytes, in total over all functions of the kernel and outside of loops over rows: their calls are nested four deep.
 A_FEW_SPILLED = {"two_hops_dispatch": 128, "two_hops_combine": 128}
+OF_A_PUT = 64  # in post(), which keeps addresses in registers that threads would otherwise load while others wait
 WITHIN_A_NODE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 SHAPE = dataclasses.replace(WITHIN_A_NODE, fabrics=ANY_FABRIC, masks_ranks=True)  # all code that kernels may have
 WITH_DATA = (include_root(), DATA)
@@ -82,7 +83,7 @@ def test_kernel_compiles(name: str, architecture: str) -> None:
     assert kernel.resources.code > 0
     assert 0 < kernel.resources.registers <= 65536 // (32 * SHAPE.warps), "a multiprocessor holds a block"
     if architecture in WITHOUT_SPILLS:
-        most = A_FEW_SPILLED.get(name, 0)
+        most = A_FEW_SPILLED.get(name, OF_A_PUT)
         assert max(kernel.resources.spill_stores, kernel.resources.spill_loads) <= most
 
 
@@ -148,7 +149,7 @@ def test_blocks_fit_into_little_shared_memory(name: str, shape: Shape) -> None:
 def test_kernels_among_1024_ranks(name: str) -> None:
     shape = Shape(1024, 2 * 7168, 8, 1024, ranks_per_node=8, fabrics=ANY_FABRIC)
     resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
-    max_spilled = A_FEW_SPILLED.get(name, 0)
+    max_spilled = A_FEW_SPILLED.get(name, OF_A_PUT)
     assert max(resources.spill_stores, resources.spill_loads) <= max_spilled
     assert resources.static_shared + resources.dynamic_shared <= 227 * 1024
 

@@ -26,9 +26,15 @@ class Guest {
 
     // Requests no completion.
     void write(u64 index, u64 source, u64 target, u32 bytes) {
-        fabric::ibgda::write_request(net_, queue_, index, source, target, bytes);
+        const auto keys = fabric::ibgda::Keys::of(net_, queue_, source, target);
+        fabric::ibgda::write_request(fabric::ibgda::Ring::of(queue_), index, net_.heap + source,
+                                     net_.heaps[queue_.peer] + target, keys, bytes);
     }
-    void add(u64 index, u64 offset) { fabric::ibgda::add_request(net_, queue_, index, {offset, 0}); }
+    void add(u64 index, u64 offset) {
+        const u32 key = fabric::ibgda::remote_key(net_, queue_, offset);
+        fabric::ibgda::add_request(fabric::ibgda::Ring::of(queue_), queue_, index, net_.heaps[queue_.peer] + offset,
+                                   key);
+    }
 
     // In order; rings for nothing.
     void fill(u64 begin, u64 end) {

@@ -3,7 +3,7 @@ comments."""
 
 from __future__ import annotations
 
-from .program import CTA, GPU, SYS, Litmus, Program, add, barrier, load, store, thread
+from .program import CTA, GPU, SYS, Instruction, Litmus, Program, add, barrier, fence, load, store, thread
 
 GPU0, GPU1, NIC, NIC2, HOST = "gpu 0", "gpu 1", "nic", "another queue pair", "host"
 
@@ -87,29 +87,67 @@ def _count(order: str = "acq_rel", second: str | None = None) -> Program:
     )
 
 
-def _publish(
-    turn: str = "acquire", publish: str = "release", record: str = "release", record_scope: str = SYS
-) -> Program:
-    """Two threads fill WQEBBs in turn; the second one rings, the NIC reads the first one's WQEBB."""
+def _first_posts(fenced: bool = True) -> tuple[Instruction, ...]:
+    return (store("block", 1), *([fence(SYS)] if fenced else []), add("first", "filled", 1, "relaxed", GPU))
+
+
+_NIC_FETCHES = thread(NIC, 0, load("record", "record", "acquire", SYS), load("block", "block", "relaxed", SYS))
+
+
+def _record(turn: str = "acquire", scope: str = SYS, early: bool = False, fenced: bool = True) -> Program:
+    """Two threads fill WQEBBs; the second one has found the first one's filled, and rings with the fence behind its
+    own.
+    """
+    looks, fences = [load("turn", "filled", turn, GPU)], [fence(scope)]
     return Program(
         (
-            thread(GPU0, 0, store("block", 1), store("filled", 1, publish, GPU)),
+            thread(GPU0, 0, *_first_posts(fenced)),
             thread(
                 GPU0,
                 1,
-                load("turn", "filled", turn, GPU),
-                store("record", "turn", record, record_scope),
+                *(fences + looks if early else looks + fences),
+                add("found", "filled", 1, "relaxed", GPU),
+                store("record", 2, "relaxed", SYS),
             ),
-            thread(NIC, 0, load("record", "record", "acquire", SYS), load("block", "block", "relaxed", SYS)),
+            _NIC_FETCHES,
         )
     )
 
 
-def _record(order: str = "release", scope: str = SYS) -> Program:
+def _publish(atomic: bool = True, looked: str = "acquire", again: str = SYS, fenced: bool = True) -> Program:
+    """Two threads fill WQEBBs, and fence them before their turns; the second one rings for both, the NIC reads the
+    first one's WQEBB.
+    """
+    turn = [add("turn", "filled", 1, "relaxed", GPU)]
+    stored = [load("turn", "filled", "relaxed", GPU), store("filled", 2, "relaxed", GPU)]
     return Program(
         (
-            thread(GPU0, 0, store("block", 1), store("record", 1, order, scope)),
-            thread(NIC, 0, load("record", "record", "acquire", SYS), load("block", "block", "relaxed", SYS)),
+            thread(GPU0, 0, *_first_posts(fenced)),
+            thread(
+                GPU0,
+                1,
+                fence(SYS),
+                *(turn if atomic else stored),
+                load("filled", "filled", looked, GPU),
+                *([fence(again)] if again else []),
+                store("record", "filled", "relaxed", SYS),
+            ),
+            _NIC_FETCHES,
+        )
+    )
+
+
+def _doorbell(scope: str = SYS) -> Program:
+    return Program(
+        (
+            thread(
+                GPU0,
+                0,
+                store("record", 1, "relaxed", SYS),
+                *([fence(scope)] if scope else []),
+                store("doorbell", 1, "relaxed", SYS),
+            ),
+            thread(NIC, 0, load("doorbell", "doorbell", "acquire", SYS), load("record", "record", "relaxed", SYS)),
         )
     )
 
@@ -150,12 +188,13 @@ def _one_queue_pair(same: bool = True) -> Program:
     return Program((*sender, thread(GPU1, 0, load("signal", "signal", "acquire", SYS), load("data", "data"))))
 
 
-def _lock(take: str = "acquire", let_go: str = "release") -> Program:
-    """Data written under the lock is seen by its next holder."""
+def _lock(take: str = "acquire", before: bool = True, fenced: bool = True) -> Program:
+    """Data written under the lock, before the fence that the doorbell needs, is seen by the lock's next holder."""
+    writes, fences = [store("rung", 1, "relaxed", GPU)], [fence(SYS)] if fenced else []
     return Program(
         (
-            thread(GPU0, 0, store("rung", 1), store("free", 1, let_go, GPU)),
-            thread(GPU0, 1, load("free", "free", take, GPU), load("rung", "rung")),
+            thread(GPU0, 0, *(writes + fences if before else fences + writes), store("free", 1, "relaxed", GPU)),
+            thread(GPU0, 1, load("free", "free", take, GPU), load("rung", "rung", "relaxed", GPU)),
         )
     )
 
@@ -231,22 +270,35 @@ LITMUS = (
     ),
     Litmus(
         "ibgda_record_release",
-        "a work request, for the NIC that reads the doorbell record",
+        "work requests of this thread, and of those before it, for the NIC that reads the doorbell record",
         _record(),
-        lambda o: o["record"] == 1 and o["block"] == 0,
-        {"a relaxed record": _record("relaxed"), "device scope": _record(scope=GPU)},
+        lambda o: o["turn"] == 1 and o["record"] == 2 and o["block"] == 0,
+        {
+            "the others' not fenced": _record(fenced=False),
+            "a relaxed turn": _record(turn="relaxed"),
+            "fenced before the turn": _record(early=True),
+            "device scope": _record(scope=GPU),
+        },
     ),
     Litmus(
         "ibgda_fill_in_order",
-        "work requests of several threads, made valid in turn, for the NIC",
+        "work requests that others fence meanwhile, made valid in turn, for the NIC",
         _publish(),
-        lambda o: o["turn"] == 1 and o["record"] == 1 and o["block"] == 0,
+        lambda o: o["turn"] == 1 and o["record"] == 2 and o["block"] == 0,
         {
-            "a relaxed turn": _publish(turn="relaxed"),
-            "a relaxed publication": _publish(publish="relaxed"),
-            "a relaxed record": _publish(record="relaxed"),
-            "a record at device scope": _publish(record_scope=GPU),
+            "the others' not fenced": _publish(fenced=False),
+            "made valid by stores": _publish(atomic=False),
+            "a relaxed look": _publish(looked="relaxed"),
+            "no fence before the record": _publish(again=""),
+            "a record at device scope": _publish(again=GPU),
         },
+    ),
+    Litmus(
+        "ibgda_doorbell",
+        "the doorbell record, for the NIC that the doorbell has reached",
+        _doorbell(),
+        lambda o: o["doorbell"] == 1 and o["record"] == 0,
+        {"no fence": _doorbell(""), "device scope": _doorbell(GPU)},
     ),
     Litmus(
         "nic_completion",
@@ -295,7 +347,11 @@ LITMUS = (
         "requests that are rung for, between threads that ring",
         _lock(),
         lambda o: o["free"] == 1 and o["rung"] == 0,
-        {"taken without acquire": _lock(take="relaxed"), "let go without release": _lock(let_go="relaxed")},
+        {
+            "taken without acquire": _lock(take="relaxed"),
+            "no fence": _lock(fenced=False),
+            "written behind the fence": _lock(before=False),
+        },
     ),
     Litmus(
         "host_flag",

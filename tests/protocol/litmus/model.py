@@ -1,6 +1,7 @@
 """The axioms of the PTX ISA's chapter "Memory Consistency Model", evaluated over every execution of a small program.
 
-Parts that the idioms do not use are left out: fences, proxies, vectors, volatile accesses. A thread's device stands for
+Parts that the idioms do not use are left out: fences that acquire or are sequentially consistent, proxies, vectors,
+volatile accesses. A thread's device stands for
 the set of threads that GPU scope includes; hosts and NICs are threads with system scope on devices of their own. That a
 NIC keeps the order of a queue pair is not an axiom of PTX: here a NIC is a thread whose atomic releases its earlier
 stores.
@@ -19,9 +20,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Event:
-    """An effect of an instruction: a read, a write, or a barrier. An atomic is a read and a write."""
+    """An effect of an instruction: a read, a write, a fence, or a barrier. An atomic is a read and a write."""
 
-    kind: str  # R, W, B
+    kind: str  # R, W, F, B
     thread: int  # -1: the initial value
     place: str
     order: str
@@ -40,6 +41,8 @@ def _events(program: Program) -> list[Event]:
         for one in thread.instructions:
             if one.kind == "barrier":
                 events.append(Event("B", number, "", "acq_rel", CTA, barrier=one.barrier))
+            elif one.kind == "fence":
+                events.append(Event("F", number, "", one.order, one.scope))
             elif one.kind == "load":
                 events.append(Event("R", number, one.place, one.order, one.scope, register=one.register))
             elif one.kind == "store":
@@ -161,7 +164,7 @@ class Executions:
                 values[i] = found
             return found
 
-        everything = [i for i, event in enumerate(self._events) if event.kind != "B"]
+        everything = [i for i, event in enumerate(self._events) if event.place]
         return values if all(value(i) is not None for i in everything) else None
 
     def _causality(self, reads_from: dict[int, int]) -> set[Pair]:
@@ -171,11 +174,15 @@ class Executions:
         through = {(a, b) for a, b in itertools.product(range(self._size), repeat=2) if b == a + 1 and of[a].atomic}
         steps = observed | {(r, w) for r, w in through if self._same_atomic(r, w)}
         observation = {(w, r) for w, r in _closure(steps, self._size) if of[w].kind == "W" and of[r].kind == "R"}
-        # Synchronizes-with: a release that an acquire has observed, morally strong; and barriers.
+        # Synchronizes-with: a release pattern (a release, or a fence with a strong write behind it) that an acquire has
+        # observed, morally strong; and barriers.
+        fences = {(f, w) for f, w in self._program_order if of[f].kind == "F" and of[w].order != "weak"}
+        begins = {(w, w) for w, _ in observation if of[w].order == "release"} | fences
         synchronizes = {
-            (w, r)
+            (f, r)
             for w, r in observation
-            if of[w].order == "release" and of[r].order == "acquire" and (w, r) in self._strong
+            for f, behind in begins
+            if behind == w and of[r].order == "acquire" and (f, r) in self._strong
         } | self._barriers
         base = {
             (a, b)

@@ -12,7 +12,7 @@ CTA, GPU, SYS = "cta", "gpu", "sys"
 class Instruction:
     """One operation. `order`: weak, relaxed, acquire, release or acq_rel; `scope`: for a strong one."""
 
-    kind: str  # load, store, add, barrier
+    kind: str  # load, store, add, fence, barrier
     place: str = ""
     value: int | str = 0  # a number, or a register loaded before
     register: str = ""
@@ -85,6 +85,11 @@ def store(place: str, value: int | str, order: str = "weak", scope: str = "") ->
 def add(register: str, place: str, value: int, order: str, scope: str) -> Instruction:
     """Add atomically; the register receives the previous value."""
     return Instruction("add", place, value, register, order, scope)
+
+
+def fence(scope: str) -> Instruction:
+    """Order what precedes it before what follows: fence.acq_rel."""
+    return Instruction("fence", order="acq_rel", scope=scope)
 
 
 def barrier(number: int) -> Instruction:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .explore import Step, with_item
 
 NOTHING = -1
-BEGINS, LOOKS, TAKES, FILLS, TURNS, RINGS, GONE = range(7)
+BEGINS, LOOKS, TAKES, FILLS, TURNS, PUBLISHES, RINGS, GONE = range(8)
 
 
 class Thread(NamedTuple):
@@ -17,6 +17,7 @@ class Thread(NamedTuple):
     step: int = BEGINS
     begin: int = 0  # the first WQEBB of the put in progress
     told: bool = False  # to give up
+    leaves: bool = False  # the doorbell to later threads
 
 
 class Queue(NamedTuple):
@@ -131,17 +132,21 @@ class Posting:
             after = self._with(state._replace(ring=ring), t, thread._replace(step=TURNS))
             yield f"{name} writes requests {thread.begin} to {end - 1}", after
         elif thread.step == TURNS and (state.filled == thread.begin or (self._is_ours(t) and not self.in_turn)):
-            after = self._with(state, t, thread._replace(step=RINGS))._replace(filled=end)
-            yield f"{name} makes requests up to {end - 1} valid", after
-        elif thread.step == RINGS:
-            after = self._with(state, t, thread._replace(step=BEGINS, posted=thread.posted + 1))
-            last = state.reserved == end and self.last_rings
             # The other library rings for each of its own.
             in_time = not self._is_ours(t) or (self.rings_in_time and end > state.rung + self.blocks // 4)
-            if last or in_time:
-                yield f"{name} rings", after._replace(rung=max(state.rung, state.filled))
-            else:
+            rings = in_time or (state.reserved == end and self.last_rings)
+            looked = thread._replace(step=PUBLISHES, leaves=not rings)
+            yield f"{name} decides, in its turn, whether to ring", self._with(state, t, looked)
+        elif thread.step == PUBLISHES:
+            filled = state.filled + end - thread.begin
+            after = self._with(state, t, thread._replace(step=RINGS))._replace(filled=filled)
+            yield f"{name} makes requests up to {filled - 1} valid", after
+        elif thread.step == RINGS:
+            after = self._with(state, t, thread._replace(step=BEGINS, posted=thread.posted + 1, leaves=False))
+            if thread.leaves:
                 yield f"{name} leaves the doorbell to later threads", after
+            else:
+                yield f"{name} rings", after._replace(rung=max(state.rung, state.filled))
 
     def _with(self, state: Queue, t: int, thread: Thread) -> Queue:
         return state._replace(threads=with_item(state.threads, t, thread))

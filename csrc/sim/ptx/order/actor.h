@@ -39,10 +39,17 @@ struct Actor {
     // thread does not count, even if this thread has since synchronized with it.
     CopyClocks copies;
     u32 issued[kKindsOfCopies] = {};
+    // By the scope of the thread's last fence: what its later strong stores release (PTX ISA, "Release and Acquire
+    // Patterns").
+    Clock fenced[static_cast<u32>(Scope::kSystem) + 1] = {};
 
     Epoch now() const { return {number, clock.time_of(number)}; }
     // Starts a new moment: copies of the clock taken so far do not cover what follows.
     void tick() { clock.set(number, clock.time_of(number) + 1); }
+    void fence(Scope scope) {
+        fenced[static_cast<u32>(scope)] = clock;
+        tick();
+    }
     void fence_copies(bool of_global, bool of_shared) {
         if (of_global) copies.global.join(clock);
         if (of_shared) copies.shared.join(clock);

@@ -52,7 +52,7 @@ void Others::store_word(const observe::Accessor& by, const void* word, u32 bytes
     Actor& actor = order->other(by);
     const Made access = made(by, actor, word, bytes, Scope::kSystem);
     note(by, actor, access, true);
-    order->global(access.address, by.rank).store({before, after, true, updates}, access, actor.clock);
+    order->global(access.address, by.rank).store({before, after, updates}, access, {{actor.clock, access}});
     actor.tick();
 }
 

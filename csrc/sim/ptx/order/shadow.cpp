@@ -89,7 +89,7 @@ u64 Shadow::load(u64 newest, bool acquires, const Made& access, const Clock& kno
     return newest;
 }
 
-void Shadow::store(const Word::Stored& stored, const Made& access, const Clock& clock) {
+void Shadow::store(const Word::Stored& stored, const Made& access, const std::vector<Word::Released>& releases) {
     std::vector<Word>& words = pieces_[access.address / kPiece].words;
     const auto is_same = [&](const Word& word) { return word.address == access.address && word.bytes == access.bytes; };
     // Words of another size are ordered before this store: otherwise it would have raced.
@@ -98,7 +98,7 @@ void Shadow::store(const Word::Stored& stored, const Made& access, const Clock& 
     });
     const auto found = std::find_if(words.begin(), words.end(), is_same);
     Word& word = found != words.end() ? *found : words.emplace_back(access.address, access.bytes);
-    word.store(stored, access, clock);
+    word.store(stored, access, releases);
 }
 
 void Shadow::forget(u64 address, u64 bytes) {

@@ -16,7 +16,7 @@ class Shadow {
 
     // See Word. The access must have been noted before.
     u64 load(u64 newest, bool acquires, const Made& access, const Clock& knows, Clock& clock, cpu::Random* random);
-    void store(const Word::Stored& stored, const Made& access, const Clock& clock);
+    void store(const Word::Stored& stored, const Made& access, const std::vector<Word::Released>& releases);
 
     void forget(u64 address, u64 bytes);
 

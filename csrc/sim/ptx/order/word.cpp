@@ -32,14 +32,14 @@ u64 Word::load(u64 newest, bool acquires, const Made& access, const Clock& knows
     return entry.value;
 }
 
-void Word::store(const Stored& stored, const Made& access, const Clock& clock) {
+void Word::store(const Stored& stored, const Made& access, const std::vector<Released>& releases) {
     if (entries_.empty() || entries_.back().value != stored.before) {
         entries_.clear();
         entries_.push_back({stored.before, {}, {}, {}});  // older than all known stores
     }
     Entry made{stored.after, access.moment, {}, {}};
     if (stored.updates) made.releases = entries_.back().releases;
-    if (stored.releases) made.releases.push_back({clock, access});
+    made.releases.insert(made.releases.end(), releases.begin(), releases.end());
     if (entries_.size() == kMax) entries_.erase(entries_.begin());
     entries_.push_back(std::move(made));
 }

@@ -17,13 +17,19 @@ class Word {
     // Returns the value that a load reads, whose order after other accesses is `knows`. `newest`: the current value,
     // which the load returns without `random`. A load that acquires joins what it acquires into `clock`.
     u64 load(u64 newest, bool acquires, const Made& access, const Clock& knows, Clock& clock, cpu::Random* random);
-    // The word changes from `before` to `after`, by an access that may release its clock. A read-modify-write
-    // (`updates`) also passes on what earlier stores have released.
+    // A release that a load of the value synchronizes with: that of the store itself, or that of an earlier store which
+    // only read-modify-writes have followed.
+    struct Released {
+        Clock clock;
+        Made by;
+    };
+    // The word changes from `before` to `after`. A read-modify-write (`updates`) also passes on what earlier stores
+    // have released.
     struct Stored {
         u64 before, after;
-        bool releases, updates;
+        bool updates;
     };
-    void store(const Stored& stored, const Made& access, const Clock& clock);
+    void store(const Stored& stored, const Made& access, const std::vector<Released>& releases);
 
     u64 address, bytes;
 
@@ -31,12 +37,6 @@ class Word {
     static constexpr size_t kMax = 8;
     static constexpr u64 kStaleOneIn = 4;  // one load in four looks for an older value, so that polling loops end
 
-    // A release that a load of the value synchronizes with: that of the store itself, or that of an earlier store which
-    // only read-modify-writes have followed.
-    struct Released {
-        Clock clock;
-        Made by;
-    };
     struct Entry {
         u64 value;
         Epoch written;

@@ -64,6 +64,11 @@ Cost cost_of(std::string_view opcode) {
         if (opcode == "fence.proxy.async") cost.fence = FenceCost::kDevice;
         return cost;
     }
+    if (begins(opcode, "fence")) {
+        Cost cost = without_result({1, 0});
+        cost.fence = scope_of(opcode);
+        return cost;
+    }
     if (begins(opcode, "bra")) {
         Cost cost = without_result({1, 0});
         cost.is_branch = true;
