@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
 
 namespace deep_ep::host {
@@ -37,7 +38,7 @@ class Launcher {
     virtual bool capturing() const { return false; }
     // Watches that graph.
     virtual GraphGone watch_graph() { return nullptr; }
-    // Warps per block. With two hops at least two: some send while the others forward or sum.
+    // Warps per block.
     virtual unsigned warps() const = 0;
     // Bytes of shared memory per warp that device::RowCopies takes in the kernels as compiled.
     virtual uint32_t copies_bytes() const = 0;
@@ -55,5 +56,15 @@ class Launcher {
     // it has.
     virtual bool wait_for_device(uint64_t nanoseconds) = 0;
 };
+
+// The sizes of a kernel's block, of which `block` has the usual number of warps: fewer if the kernel says so
+// (kFewerWarps) and its shared memory would not suffice otherwise.
+template <class Kernel>
+BlockSizes fitting(const Launcher& launcher, BlockSizes block) {
+    if constexpr (requires { Kernel::kFewerWarps; }) {
+        while (block.warps > 1 && Kernel::shared_bytes(block) > launcher.max_shared_bytes()) block.warps /= 2;
+    }
+    return block;
+}
 
 }  // namespace deep_ep::host

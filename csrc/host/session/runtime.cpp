@@ -139,19 +139,19 @@ void Runtime::write_context(uint64_t sequence) {
     memory_->write(context_.get(), &context, sizeof(context));
 }
 
-uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
-                         const void* args, size_t bytes) {
+uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps,
+                         size_t shared_bytes, const void* args, size_t bytes) {
     // Its kernels would run, in the waits of other Buffers too, when its memory is gone.
     if (left_) throw std::logic_error(std::string(kernel) + ": launched after its Buffer has been destroyed");
-    const uint64_t serial = launcher_->launch(kernel, shape, blocks, launcher_->warps(), shared_bytes, args, bytes);
+    const uint64_t serial = launcher_->launch(kernel, shape, blocks, warps, shared_bytes, args, bytes);
     latest_ = std::max(latest_.load(), serial);
     launched_ns_ = observe::monotonic_ns();
     return serial;
 }
 
 // A graph that is replayed writes where its launch was given room, which by then belongs to others.
-u64* Runtime::stages_place(const char* kernel, unsigned blocks) {
-    return stages_.on() && !launcher_->capturing() ? stages_.place(kernel, blocks, launcher_->warps()) : nullptr;
+u64* Runtime::stages_place(const char* kernel, unsigned blocks, unsigned warps) {
+    return launcher_->capturing() ? nullptr : stages_.place(kernel, blocks, warps);
 }
 
 std::vector<StageRecord::Launch> Runtime::take_stages(uint64_t nanoseconds) {

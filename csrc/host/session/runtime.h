@@ -108,21 +108,18 @@ class Runtime final : private FailureCount::Member {
     // serial number of the launch.
     template <class Kernel>
     uint64_t launch(const typename Kernel::Args& args, unsigned blocks, uint32_t experts = 0) {
-        RuntimeShape shape{};
-        if constexpr (!requires { Kernel::kOfAnyShape; }) shape = args.shape;
-        const BlockSizes block{static_cast<u32>(options_.ranks),
-                               experts,
-                               shape.topk_,
-                               launcher_->warps(),
-                               launcher_->copies_bytes(),
-                               static_cast<u32>(options_.ranks_per_node)};
-        return launch(Kernel::kName, shape, blocks, Kernel::shared_bytes(block), &args, sizeof(args));
+        const RuntimeShape shape = shape_of<Kernel>(args);
+        const BlockSizes block = block_of<Kernel>(shape, experts);
+        return launch(Kernel::kName, shape, blocks, block.warps, Kernel::shared_bytes(block), &args, sizeof(args));
     }
     // The same for the next kernel of a call, which need not fill in `args.call`.
     template <class Kernel>
     void launch(Call& call, typename Kernel::Args args, unsigned blocks, uint32_t experts = 0) {
         args.call = call_args(call);
-        args.call.stages = stages_place(Kernel::kName, blocks);
+        if (stages_.on()) {
+            const BlockSizes block = block_of<Kernel>(shape_of<Kernel>(args), experts);
+            args.call.stages = stages_place(Kernel::kName, blocks, block.warps);
+        }
         const uint64_t serial = launch<Kernel>(args, blocks, experts);
         const std::lock_guard<std::mutex> guard(calls_->mutex);
         call.serial = serial;
@@ -256,9 +253,21 @@ class Runtime final : private FailureCount::Member {
         return std::static_pointer_cast<T>(memory_->make_private(count * sizeof(T)));
     }
 
-    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+    template <class Kernel>
+    static RuntimeShape shape_of(const typename Kernel::Args& args) {
+        if constexpr (requires { Kernel::kOfAnyShape; })
+            return {};
+        else
+            return args.shape;
+    }
+    template <class Kernel>
+    BlockSizes block_of(const RuntimeShape& shape, uint32_t experts) const {
+        return fitting<Kernel>(*launcher_, {static_cast<u32>(options_.ranks), experts, shape.topk_, launcher_->warps(),
+                                            launcher_->copies_bytes(), static_cast<u32>(options_.ranks_per_node)});
+    }
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
                     const void* args, size_t bytes);
-    u64* stages_place(const char* kernel, unsigned blocks);
+    u64* stages_place(const char* kernel, unsigned blocks, unsigned warps);
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     static bool ended(const Launcher& launcher, const Call& call);

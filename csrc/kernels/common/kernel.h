@@ -4,6 +4,7 @@
 //   Args            its only parameter; has a `shape`, unless the type sets kOfAnyShape
 //   kEntry<Shape>   the instantiation
 //   shared_bytes()  dynamic shared memory of a block; the kernel partitions it by the same computation
+//   kFewerWarps     optional: its blocks have fewer warps where shared memory does not suffice for the usual number
 #pragma once
 
 #include "wire/types.h"

@@ -15,7 +15,7 @@ uint32_t max_ranks_of(const Runtime& runtime, uint32_t experts, uint32_t per_nod
     auto ranks = static_cast<uint32_t>(runtime.options().ranks);
     const auto needed = [&] {
         const BlockSizes block{ranks, experts, 0, launcher.warps(), launcher.copies_bytes(), per_node};
-        return std::max({Kernels::shared_bytes(block)...});
+        return std::max({Kernels::shared_bytes(fitting<Kernels>(launcher, block))...});
     };
     while (ranks > 0 && needed() > launcher.max_shared_bytes()) ranks -= per_node;
     return ranks;
