@@ -352,8 +352,11 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
                  copies);
     op.ended(Stage::kStore);
 
-    // The rows of all blocks are stored: one signal per mapped receiver, even without rows.
+    // The rows of all blocks are stored: one signal per mapped receiver, even without rows. None if this rank has been
+    // told of a failure: its caller may have overwritten rows before they were loaded (P12).
     if (op.last_block(kStored)) {
+        if (threadIdx.x == 0) op.looks_clear();
+        if (!op.sync_block()) return;
         for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
             if (targets[r].x != nullptr) op.signal(r, wire::kData);
         }

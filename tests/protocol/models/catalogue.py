@@ -8,7 +8,7 @@ from typing import Any
 from .attempts import Attempts
 from .blocks import Barriers, Turns
 from .explore import Model, explore
-from .failures import Failures, Passing
+from .failures import Failures, Lending, Passing
 from .launches import Streams, Tickets
 from .masking import Masking
 from .masks import Masks
@@ -100,6 +100,8 @@ CASES = (
     Case("P12", Passing(), "looks_before_it_sends", 8, "rows that are not B's"),
     Case("P12", Passing(), "answers_first", 7, "rows that are not B's"),
     Case("P14", Barriers(), "every_barrier_is_met", 3, DEADLOCK),
+    Case("P12", Lending(), "looks_behind_its_loads", 7, WRONG_ROWS),
+    Case("P12", Lending(), "kernel_is_told_first", 6, WRONG_ROWS),
     Case("P14", Barriers(waits=1), "looks_behind_its_wait", 6, "given back after the block has given up"),
     Case("P14", Barriers(), "barrier_joins_answers", 8, DEADLOCK),
     Case("P14", Barriers(waits=1), "nothing_after_giving_up", 6, "given back after the block has given up"),

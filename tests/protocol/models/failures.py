@@ -183,3 +183,67 @@ class Passing:
 
     def ended(self, state: Passed) -> bool:
         return state.step == (OVER,) * 3
+
+
+class Lent(NamedTuple):
+    kernel: int = RUNS  # of A
+    host: int = RUNS  # of A
+    receiver: int = RUNS  # C
+    word: int = CLEAR  # A's own abort word
+    told: bool = False  # C
+    loaded: int = 0
+    new: bool = False  # some row was no longer the caller's when A's kernel loaded it
+    sent: bool = False
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Lending:
+    """P12: A's kernel loads rows of A's caller, and sends them to C, which it does not reach by loads and stores. A's
+    host gives up meanwhile, and then the caller overwrites the rows. C waits for nothing else.
+    """
+
+    looks_behind_its_loads: bool = True
+    kernel_is_told_first: bool = True  # without it the caller goes on before A's own abort word is stored
+
+    def initial(self) -> Lent:
+        return Lent()
+
+    def steps(self, state: Lent) -> Iterator[Step[Lent]]:
+        yield from self._kernel(state)
+        yield from self._host(state)
+        if state.receiver == RUNS and state.told:
+            yield "C finds the abort word, and fails", state._replace(receiver=OVER)
+        elif state.receiver == RUNS and state.sent:
+            wrong = "C's operation succeeds, with rows that are not A's" if state.new else ""
+            yield "C succeeds", state._replace(receiver=OVER, wrong=wrong)
+
+    def _kernel(self, state: Lent) -> Iterator[Step[Lent]]:
+        if state.kernel == OVER:
+            return
+        if state.word == NOW and (state.kernel == RUNS or self.looks_behind_its_loads):
+            yield "A's kernel finds the abort word, and fails", state._replace(kernel=OVER)
+        if state.kernel == RUNS:
+            new = state.host >= USER
+            after = state._replace(loaded=state.loaded + 1, new=state.new or new)
+            text = f"A's kernel loads row {state.loaded}{', already overwritten' * new}"
+            yield text, after._replace(kernel=LOOKS) if after.loaded == ROWS else after
+        elif state.word == CLEAR or not self.looks_behind_its_loads:
+            yield "A's kernel sends the rows to C", state._replace(kernel=OVER, sent=True)
+
+    def _host(self, state: Lent) -> Iterator[Step[Lent]]:
+        if state.host == RUNS:
+            yield "A's host gives up", state._replace(host=TELLS)
+        elif state.host == TELLS:
+            if state.word == CLEAR:
+                yield "A's host stores A's abort word", state._replace(word=NOW)
+            if state.word == NOW or not self.kernel_is_told_first:
+                yield "A's caller overwrites its rows", state._replace(host=USER)
+        elif state.host == USER:
+            yield "A's host notifies C", state._replace(host=OVER, word=NOW, told=True)
+
+    def wrong(self, state: Lent) -> str | None:
+        return state.wrong or None
+
+    def ended(self, state: Lent) -> bool:
+        return (state.kernel, state.host, state.receiver) == (OVER,) * 3
