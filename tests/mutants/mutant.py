@@ -19,6 +19,7 @@ ONCE_PER_NODE = ("once per node weak", "once per node ibgda", "once per node pro
 TWO_HOPS = (
     "two hops peer",
     "two hops weak",
+    "two hops wide",
     "two hops ibgda",
     "two hops proxy",
     "two hops without",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.mutant import BOUNDS, NORMAL, Mutant, one, silent
+from mutants.mutant import BOUNDS, NORMAL, TWO_HOPS, Mutant, one, silent
 
 MUTANTS: tuple[Mutant, ...] = (
     # --- kernels/common/turns.h
@@ -53,6 +53,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "weak",
     ),
     one(
+        "turns: a block waits for the last one of its entries",
+        "kernels/common/turns.h",
+        "return !waits || device::load_relaxed<Scope::kBlock>(turns.found) != 0;",
+        "return !waits || pending.word == nullptr;",
+        "fast",
+        "peer rounds",
+        *TWO_HOPS,
+    ),
+    one(
+        "turns: a timeout names what held a block up at first",
+        "kernels/common/turns.h",
+        "const bool goes_on = ready() || op.wait(pending, ready);",
+        "const bool there = ready();\n    const Pending first = pending;\n"
+        "    const bool goes_on = there || op.wait(first, ready);",
+        "exact",
+        "barriers",
+    ),
+    one(
         "turns: steps counted from the last operation's",
         "kernels/common/turns.h",
         "i += blockDim.x) turns.done[i] = 0;",
@@ -64,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # --- kernels/normal/staging.h
     silent(
         "chunk: relaxed arrival",
-        "kernels/common/polling.h",
+        "kernels/common/turns.h",
         "(void)device::load_acquire<Scope::kSystem>(word); }",
         "(void)device::load_relaxed<Scope::kSystem>(word); }",
         "peer rounds",

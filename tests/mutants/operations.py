@@ -170,14 +170,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "barriers",
     ),
     one(
-        "barrier: of a group, the first thread's answer for all",
-        "kernels/common/operation.h",
-        "return !device::barrier_or(1, threads, failed());",
-        "return !device::barrier_or(1, threads, threadIdx.x == 0 && failed());",
-        "exact",
-        "barriers",
-    ),
-    one(
         "barrier: each lane's own answer",
         "kernels/common/operation.h",
         "return !__any_sync(device::kFullMask, failed());",

@@ -5,14 +5,12 @@ from __future__ import annotations
 from mutants.mutant import TWO_HOPS, Mutant, one, silent
 
 _OPERATION = "kernels/common/operation.h"
-_POLLING = "kernels/common/polling.h"
 _WIRE = "wire/two_hops.h"
 _RECOVERY = "host/session/recovery.cpp"
 _NOTIFY = "kernels/two_hops/notify.h"
 _NUMBER = "kernels/two_hops/number.h"
 _PLAN = "kernels/two_hops/plan.h"
 _OFFERS = "kernels/two_hops/offers.h"
-_DISPATCH_ARGS = "kernels/two_hops/dispatch_args.h"
 _DISPATCH = "kernels/two_hops/dispatch.h"
 _FORWARD = "kernels/two_hops/forward.h"
 _GATHER = "kernels/two_hops/gather.h"
@@ -144,19 +142,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "fast",
         *TWO_HOPS,
     ),
-    # --- kernels/two_hops/dispatch_args.h, dispatch.h
-    silent(
-        "two hops: chunk signalled before all lanes have stored it",
-        _DISPATCH_ARGS,
-        "        __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release\n",
-        "",
-        "two hops peer",
-    ),
+    # --- kernels/two_hops/dispatch.h
     one(
         "two hops: slot of another node's rank not waited for",
         _DISPATCH,
-        "wire::kNext + entry % wire::kSlots, to, n);",
-        "wire::kNext + entry % wire::kSlots, to, 0);",
+        "wire::kNext + what.slot, to, n));",
+        "wire::kNext + what.slot, to, 0));",
         "fast",
         *TWO_HOPS,
     ),
@@ -179,39 +170,32 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: local slot not waited for in dispatch",
         _DISPATCH,
-        "Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots);",
-        "Place::stream(node, local, me.per_node), 0);",
+        "Place::stream(node, local, me_.per_node), chunk / wire::kLocalSlots);",
+        "Place::stream(node, local, me_.per_node), 0);",
         "fast",
         *TWO_HOPS,
     ),
     one(
         "two hops: a placed chunk's slot given back for its origin",
         _DISPATCH,
-        "Place::stream(origin / me.per_node, me.local, me.per_node));\n        }\n    }\n};",
-        "origin);\n        }\n    }\n};",
+        "Place::stream(origin / me_.per_node, me_.local, me_.per_node));",
+        "origin);",
         "fast",
         *TWO_HOPS,
     ),
     one(
         "two hops: slot given back before copies from it have been made",
-        _DISPATCH,
-        "        copies.finish();\n        if (chunk",
-        "        if (chunk",
+        _FORWARD,
+        "        copies.finish();\n    }\n\n    // The first warp",
+        "    }\n\n    // The first warp",
         "exact",
-        *TWO_HOPS,
-    ),
-    silent(
-        "two hops: local slot given back while lanes read",
-        _DISPATCH,
-        "        __syncwarp();  // all lanes have read the slot before lane 0 releases it. Litmus: slot_given_back\n",
-        "",
         *TWO_HOPS,
     ),
     one(
         "two hops: outputs used before all warps have found them",
         _DISPATCH,
-        "return op.sync_group(threads);",
-        "return !op.failed();",
+        "        tables.targets[d] = target;\n    }\n    return op.sync_block();",
+        "        tables.targets[d] = target;\n    }\n    return !op.failed();",
         "exact",
         *TWO_HOPS,
     ),
@@ -271,45 +255,46 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         *TWO_HOPS,
     ),
-    silent(
-        "two hops: local chunk signalled before all lanes have stored it in dispatch",
-        _FORWARD,
-        "        __syncwarp();  // all lanes' stores into the receiver's slot come before lane 0's release\n",
-        "",
-        *TWO_HOPS,
-    ),
     one(
         "two hops: a forwarder signals in its own name",
         _FORWARD,
-        "op.signal_for(me.near(local), local_word(wire::kStreamChunk, 0, chunk), origin);",
-        "op.signal(me.near(local), local_word(wire::kStreamChunk, 0, chunk));",
+        "op.signal_for(me.near(d), local_word(wire::kStreamChunk, 0, chunk), origin);",
+        "op.signal(me.near(d), local_word(wire::kStreamChunk, 0, chunk));",
         "fast",
         *TWO_HOPS,
     ),
     one(
         "two hops: no local chunk where it has no rows",
         _FORWARD,
-        "        const u32 first = count != 0 ? rows_of.first_row(local) : 0;\n",
-        "        if (count == 0) return;\n        const u32 first = rows_of.first_row(local);\n",
-        "fast",
-        *TWO_HOPS,
-    ),
-    # --- kernels/common/polling.h
-    one(
-        "two hops: a warp blocks on one of the streams that it serves",
-        _POLLING,
-        "op.wait(pending, ready);",
-        "op.wait(pending, [&] { return pending.over(); });",
+        "const u32 count = rows_for(rows_of, rows, d), first = count != 0 ? rows_of.first_row(d) : 0;",
+        "const u32 count = rows_for(rows_of, rows, d), first = count != 0 ? rows_of.first_row(d) : 0;\n"
+        "            if (count == 0) continue;",
         "fast",
         *TWO_HOPS,
     ),
     one(
-        "two hops: a timeout names what held a warp up at first",
-        _POLLING,
-        "return ready() || op.wait(pending, ready);",
-        "if (ready()) return true;\n    const Pending first = pending;\n    return op.wait(first, ready);",
-        "exact",
-        "barriers",
+        "two hops: a warp does not count the rows of others",
+        _FORWARD,
+        "for (u32 j = seen; d < per_node && j < i; ++j)",
+        "for (u32 j = i; d < per_node && j < i; ++j)",
+        "fast",
+        *TWO_HOPS,
+    ),
+    one(
+        "two hops: rows of a local chunk placed as in the stream",
+        _FORWARD,
+        "stored ? there.first + index : index - first_rows[d];",
+        "stored ? there.first + index : index;",
+        "fast",
+        *TWO_HOPS,
+    ),
+    one(
+        "two hops: a window of own rows is a chunk of another size",
+        _DISPATCH,
+        "window_ = sends_locally_ ? args.layout.chunk_rows : min(share, args.layout.chunk_rows);",
+        "window_ = min(share, args.layout.chunk_rows);",
+        "fast",
+        *TWO_HOPS,
     ),
     # --- ranks that are left out (P17)
     one(

@@ -8,24 +8,18 @@ _FORWARD = "kernels/two_hops/forward.h"
 _GATHER = "kernels/two_hops/gather.h"
 _COMBINE = "kernels/two_hops/combine.h"
 _OWN_SUMS = "kernels/two_hops/own_sums.h"
-_EACH_CHUNK = """for (u32 d = 0; d < me.per_node; ++d) {
-            if (!rows.sends(d)) continue;
-            const Pending chunk"""
-_GIVE_BACK = "if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), way.owner);\n"
-_GIVE_BACK_FIRST = """if (device::lane() == 0) {
-            rows.give_back(chunk, args.layout.chunks(tables.streams[line].forwarded), me.origin(line));
-        }
-"""
-_SUM_CHUNK = "if (!sum_chunk(line, chunk)) return;\n"
+_EACH_CHUNK = "for (u32 d = 0; d < me_.per_node; ++d) {\n            if (rows_.sends(d) && !use("
+_GIVE_BACK = "            rows_.give_back(chunk, layout.chunks(tables_.streams[line].forwarded), way.owner);\n"
+_SUM_CHUNK = "        if (!rows_.find(line, chunk)) return;\n"
 _NODES_BELOW = "list_nodes(token, 0, me.node, 0);"
 _NODES_ABOVE = "const u32 count = list_nodes(token, me.node + 1, args.layout.nodes, end);"
 _BIASED = """args.combined_x + offset, rows.into, count,
                  args.bias[0]"""
-_ROUNDED = """args.combined_x + offset, rows.into, count, nullptr, nullptr);
+_ROUNDED = """args.combined_x + offset, rows.into, count, nullptr, nullptr, row_bytes);
         __syncwarp();
         if (device::lane() == 0) rows.into.x[0] = args.combined_x + offset;
         __syncwarp();
-        sum_rows(shape, args.combined_x + offset, rows.into, 1,
+        sum_rows(sums, args.combined_x + offset, rows.into, 1,
                  args.bias[0]"""
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -66,16 +60,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: slot of the owner not waited for",
         _COMBINE,
-        "wire::kNext + slot, owner, n);",
-        "wire::kNext + slot, owner, 0);",
+        "wire::kNext + what.slot, owner, n)))",
+        "wire::kNext + what.slot, owner, 0)))",
         "fast",
         *TWO_HOPS,
     ),
     one(
         "two hops: local slot not waited for in combine",
         _COMBINE,
-        "local_word(wire::kStreamNext, 0, local), owner, n);",
-        "local_word(wire::kStreamNext, 0, local), owner, 0);",
+        "what.who, n));",
+        "what.who, 0));",
         "fast",
         *TWO_HOPS,
     ),
@@ -83,14 +77,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "two hops: a chunk summed before the last rank's local chunk has come",
         _COMBINE,
         _EACH_CHUNK,
-        _EACH_CHUNK.replace("d < me", "d + 1 < me"),
+        _EACH_CHUNK.replace("d < me_", "d + 1 < me_"),
         "fast",
         *TWO_HOPS,
     ),
     Mutant(
         "two hops: local chunks given back before the forwarder has summed",
         _COMBINE,
-        (("        " + _GIVE_BACK, ""), (_SUM_CHUNK, _GIVE_BACK_FIRST + _SUM_CHUNK)),
+        (
+            (_GIVE_BACK, ""),
+            (_SUM_CHUNK, "        if (threadIdx.x == 0) {\n" + _GIVE_BACK + "        }\n" + _SUM_CHUNK),
+        ),
         "exact",
         TWO_HOPS,
     ),
@@ -108,17 +105,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         *TWO_HOPS,
     ),
-    silent(
-        "two hops: local chunk signalled before all lanes have stored it in combine",
-        _COMBINE,
-        "        __syncwarp();  // all lanes' stores into the forwarder's slot come before lane 0's release\n",
-        "",
-        *TWO_HOPS,
-    ),
     one(
         "two hops: a producer has the place and the word of the owner",
         _COMBINE,
-        "const u32 stream = Place::stream(owner / me.per_node, me.local, me.per_node);",
+        "const u32 stream = Place::stream(owner / me_.per_node, me_.local, me_.per_node);",
         "const u32 stream = owner;",
         "fast",
         *TWO_HOPS,
@@ -126,15 +116,15 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a chunk's rows begin one node row too late",
         _COMBINE,
-        "if (static_cast<u32>(args.source[middle].node_row) < node_row)",
-        "if (static_cast<u32>(args.source[middle].node_row) <= node_row)",
+        "static_cast<u32>(sources[row].node_row) < node_row;",
+        "static_cast<u32>(sources[row].node_row) <= node_row;",
         "fast",
         *TWO_HOPS,
     ),
     one(
         "two hops: a forwarder sends without a last look",
         _COMBINE,
-        "        if (!broadcast(device::lane() != 0 || op.looks_clear())) return;\n",
+        "        if (!broadcast(device::lane() != 0 || op_.looks_clear())) return;\n",
         "",
         "exact",
         "two hops failing",
@@ -197,8 +187,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: chunk not waited for behind the first in its slot",
         _OWN_SUMS,
-        "from, chunk / wire::kSlots + 1))",
-        "from, 1))",
+        "chunk / wire::kSlots + 1);",
+        "1);",
         "fast",
         *TWO_HOPS,
     ),
@@ -211,10 +201,26 @@ MUTANTS: tuple[Mutant, ...] = (
         *TWO_HOPS,
     ),
     one(
-        "two hops: tokens summed from the last one",
+        "two hops: a window wider than its chunks have slots",
         _OWN_SUMS,
-        "for (u32 token = worker; token < args.tokens; token += workers) {",
-        "for (u32 token = args.tokens - 1 - worker; token < args.tokens; token -= workers) {",
+        "most = (slots - 1) * args.layout.chunk_rows + 1;",
+        "most = (slots + 1) * args.layout.chunk_rows + 1;",
+        "fast",
+        *TWO_HOPS,
+    ),
+    one(
+        "two hops: a window waits for the first of its chunks alone",
+        _OWN_SUMS,
+        "chunk_of(first + count - 1) - chunk_of(first) + 1};",
+        "1};",
+        "fast",
+        *TWO_HOPS,
+    ),
+    one(
+        "two hops: a window waits for the chunks of the one before",
+        _COMBINE,
+        "if (chunk + gridDim.x < own_.windows()) own_.find_needed(chunk + gridDim.x);",
+        "",
         "fast",
         *TWO_HOPS,
     ),

@@ -134,17 +134,10 @@ ARGUMENTS = (
         "if (device::load_relaxed<Scope::kSystem>(suspect) < steps_) {",
         "a host stores there when it masks a rank, which another thread may be about to accuse",
     ),
-    Argument("left out", "kernels/common/polling.h", "__syncwarp();  // all lanes have read the count", _CALLERS),
     Argument("device scope", "kernels/low_latency/combine.h", "const u64 end = device::load_relaxed", _MAPPED),
     Argument("device scope", "kernels/normal/offers.h", "const u64 mapped = device::load_relaxed", _MAPPED),
     Argument("device scope", "kernels/two_hops/offers.h", "const u64 mapped = device::load_relaxed", _MAPPED),
-    Argument("left out", "kernels/two_hops/combine.h", "__syncwarp();  // all lanes' loads precede", _ABORT),
-    Argument(
-        "left out",
-        "kernels/two_hops/dispatch.h",
-        "copies.finish();",
-        "needed: litmus slot_given_back; here the writer has always acquired a later release, which covers late lanes",
-    ),
+    Argument("left out", "kernels/two_hops/forward.h", "copies.finish();", "a block barrier follows"),
     Argument("left out", "kernels/normal/dispatch.h", "copies.finish();", "a block barrier follows"),
     Argument("left out", "kernels/normal/staging.h", "copies.finish();", "a block barrier follows"),
     Argument(

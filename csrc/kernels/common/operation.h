@@ -338,9 +338,6 @@ class Operation : public StageNotes<kNotesStages> {
     // then.
     DEEP_EP_DEVICE bool sync_block() { return !__syncthreads_or(failed()); }
 
-    // The same for the first or last `threads` threads of the block.
-    DEEP_EP_DEVICE bool sync_group(u32 threads) { return !device::barrier_or(1, threads, failed()); }
-
     // The same for a warp.
     DEEP_EP_DEVICE bool sync_warp() {
         __syncwarp();  // a vote orders nothing

@@ -1,9 +1,28 @@
 // A block that serves many entries which other ranks hold up, and blocks on none of them (P11).
 #pragma once
 
-#include "kernels/common/polling.h"
+#include "kernels/common/operation.h"
 
 namespace deep_ep {
+
+// What an entry is waiting for; none() if nothing.
+struct Pending : Awaited {
+    DEEP_EP_DEVICE static Pending none() { return {{Phase::kNone, -1, nullptr, 0}}; }
+    // A word of a kind and source, until that many puts have arrived.
+    DEEP_EP_DEVICE static Pending of(const Operation& op, Phase phase, u32 peer, u32 kind, u32 source, u64 puts) {
+        return {{phase, static_cast<i32>(peer), op.word(kind, source), op.target(kind, source, puts)}};
+    }
+    // One thread; nothing is ordered after it: acquire() follows. It leaves alone what is in the SM's L1.
+    DEEP_EP_DEVICE bool looks_over() const {
+        return word == nullptr || device::load_relaxed<Scope::kSystem>(word) >= expected;
+    }
+    // One thread. The acquire pairs with the release of the side that adds to the word: the reader of a slot (next), or
+    // the writer of a chunk (chunk).
+    //
+    // It reads that value or a later one, since it follows that load in the word's order: by the same thread, or by one
+    // that has met it since. Litmus: look_then_acquire.
+    DEEP_EP_DEVICE void acquire() const { (void)device::load_acquire<Scope::kSystem>(word); }
+};
 
 // A block's part of the entries of all blocks: every gridDim-th, starting at its own number.
 struct Turns {

@@ -12,154 +12,237 @@ DEEP_EP_DEVICE bool sends_local_chunks(const CombineArgs& args, const Place& me,
     return args.offer.visible == 0 && me.has_local_stream(owner);
 }
 
-// The work of polling warps, for serve(): an entry for each slot of each row stream that this rank forwards, and for
-// each slot of the local chunks that it sends.
+// The work of a block that takes turns. Its entries: for each block, the windows of this rank's tokens that it sums; a
+// slot of a row stream that this rank forwards; and a slot for the local chunks that it sends.
 template <class Shape>
-struct ReturnWork {
-    const CombineArgs& args;
-    Operation& op;
-    Shape shape;
-    Place me;
-    const CombineTables& tables;
-    const Gatherer& rows;
+class CombineWork {
+  public:
+    // `range`: in shared memory.
+    DEEP_EP_DEVICE CombineWork(const CombineArgs& args, Operation& op, const Shape& shape, const Place& me,
+                               const CombineTables& tables, const Gatherer& rows, const OwnerSums<Shape>& own,
+                               device::RowCopies& copies, device::RowSums& sums, RowRange* range)
+        : args_(args),
+          op_(op),
+          shape_(shape),
+          me_(me),
+          tables_(tables),
+          rows_(rows),
+          own_(own),
+          copies_(copies),
+          sums_(sums),
+          range_(*range) {
+        if (device::warp() == 0 && blockIdx.x < own.windows()) own.find_needed(blockIdx.x);
+    }
 
-    DEEP_EP_DEVICE u32 forwards() const {
-        return CombineShared::forwarding(op.ranks(), me.per_node, args.layout.roles);
-    }
-    DEEP_EP_DEVICE u32 entries() const { return forwards() + CombineShared::sending(op.ranks()); }
-    DEEP_EP_DEVICE u32 line(u32 entry) const { return args.layout.line_at(entry / wire::kSlots, me.node); }
-    DEEP_EP_DEVICE bool sends_to(u32 owner) const { return sends_local_chunks(args, me, owner); }
-
-    DEEP_EP_DEVICE_CALL u32 steps(u32 entry) const {
-        const wire::TwoHopLayout& layout = args.layout;
-        if (entry < forwards()) {
-            return chunks_in_slot(tables.streams[line(entry)].forwarded_chunks, entry % wire::kSlots);
+    DEEP_EP_DEVICE u32 entries() const { return forwards() + locals() + gridDim.x; }
+    DEEP_EP_DEVICE u32 steps(u32 entry) const {
+        const Entry what = at(entry);
+        switch (what.kind) {
+            case Entry::kForward:
+                return chunks_in_slot(tables_.streams[what.who].forwarded_chunks, what.slot);
+            case Entry::kLocal:
+                return sends_local_chunks(args_, me_, what.who)
+                           ? chunks_in_slot(args_.layout.chunks(tables_.received[what.who].node_rows), what.slot,
+                                            wire::kLocalSlots)
+                           : 0;
+            case Entry::kOwn:
+                break;
         }
-        const u32 owner = (entry - forwards()) / wire::kLocalSlots;
-        if (!sends_to(owner)) return 0;
-        return chunks_in_slot(layout.chunks(tables.received[owner].node_rows), (entry - forwards()) % wire::kLocalSlots,
-                              wire::kLocalSlots);
+        return chunks_in_slot(own_.windows(), what.slot, gridDim.x);
     }
-    DEEP_EP_DEVICE_CALL Pending blocked(u32 entry, u32 n) const {
-        if (entry >= forwards()) {
-            const u32 local = entry - forwards(), owner = local / wire::kLocalSlots;
-            const Pending next = Pending::of(op, Phase::kNext, me.near_forwarder(owner),
-                                             local_word(wire::kStreamNext, 0, local), owner, n);
-            return next.over() ? Pending::none() : next;
-        }
-        const u32 slot = entry % wire::kSlots, of = line(entry), owner = me.origin(of);
-        const Pending next = Pending::of(op, Phase::kNext, owner, wire::kNext + slot, owner, n);
-        if (!next.over()) return next;
-        for (u32 d = 0; d < me.per_node; ++d) {
-            if (!rows.sends(d)) continue;
-            const Pending chunk = rows.local_chunk(of, slot + n * wire::kSlots, d);
-            if (!chunk.over()) return chunk;
-        }
-        return Pending::none();
+    DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
+        const Entry what = at(entry);
+        if (what.kind == Entry::kOwn) return own_.blocked();
+        Pending missing = Pending::none();
+        each_awaited(what, n, [&](const Pending& pending) {
+            if (!pending.looks_over()) missing = pending;
+            return missing.word == nullptr;
+        });
+        return missing;
     }
-    DEEP_EP_DEVICE void step(u32 entry, u32 n) const {
-        if (entry < forwards()) {
-            return_chunk(line(entry), entry % wire::kSlots + n * wire::kSlots);
+    DEEP_EP_DEVICE bool open(u32 entry, u32 n) {
+        const Entry what = at(entry);
+        if (what.kind == Entry::kOwn) return broadcast(device::lane() != 0 || own_.open()) != 0;
+        if (device::lane() == 0) {
+            each_awaited(what, n, [](const Pending& pending) {
+                pending.acquire();
+                return true;
+            });
+        }
+        return what.kind == Entry::kForward || find_rows(what.who, what.chunk(n));
+    }
+    DEEP_EP_DEVICE void step(u32 entry, u32 n) {
+        const Entry what = at(entry);
+        const u32 chunk = what.chunk(n);
+        if (what.kind == Entry::kForward) {
+            sum_chunk(what.who, chunk);
+        } else if (what.kind == Entry::kLocal) {
+            fill(what.who, chunk);
         } else {
-            const u32 local = entry - forwards();
-            send_local_chunk(local / wire::kLocalSlots, local % wire::kLocalSlots + n * wire::kLocalSlots);
+            own_.sum(chunk);
         }
     }
-    DEEP_EP_DEVICE bool fill_in() const { return false; }
+    // All threads' stores into a chunk come before its release, or before the NIC's reads.
+    DEEP_EP_DEVICE void close(u32 entry, u32 n) {
+        const Entry what = at(entry);
+        const u32 chunk = what.chunk(n);
+        if (what.kind == Entry::kOwn) {
+            if (chunk + gridDim.x < own_.windows()) own_.find_needed(chunk + gridDim.x);
+            return;
+        }
+        // The receiver is told late of a failure in another node, or by a host. Therefore rows, or sums of published
+        // rows, are sent only if this rank has not been told of one: after a failure, kernels of the failed rank, or
+        // the caller of this one, may already overwrite them (P12).
+        if (!broadcast(device::lane() != 0 || op_.looks_clear())) return;
+        if (what.kind == Entry::kForward) {
+            return_chunk(what.who, chunk);
+        } else {
+            send_local_chunk(what.who, chunk);
+        }
+    }
 
   private:
-    // Where chunk `chunk` of a line is returned to, and the slot here in which it is built for an owner that is not
-    // mapped.
+    struct Entry {
+        enum Kind { kForward, kLocal, kOwn } kind;
+        u32 who;   // line, or owner
+        u32 slot;  // or block
+
+        DEEP_EP_DEVICE u32 slots() const {
+            return kind == kOwn ? gridDim.x : kind == kLocal ? wire::kLocalSlots : wire::kSlots;
+        }
+        DEEP_EP_DEVICE u32 chunk(u32 n) const { return slot + n * slots(); }  // or window
+    };
+    DEEP_EP_DEVICE u32 forwards() const {
+        return CombineShared::forwarding(op_.ranks(), me_.per_node, args_.layout.roles);
+    }
+    DEEP_EP_DEVICE u32 locals() const { return CombineShared::sending(op_.ranks()); }
+    DEEP_EP_DEVICE Entry at(u32 entry) const {
+        // The first entry of each block, so that it has the block's number.
+        if (entry < gridDim.x) return {Entry::kOwn, 0, entry};
+        entry -= gridDim.x;
+        if (entry >= forwards()) {
+            entry -= forwards();
+            return {Entry::kLocal, entry / wire::kLocalSlots, entry % wire::kLocalSlots};
+        }
+        return {Entry::kForward, args_.layout.line_at(entry / wire::kSlots, me_.node), entry % wire::kSlots};
+    }
+    // One thread: calls `use` with each thing that an entry's n-th step waits for, while it returns true.
+    template <class Use>
+    DEEP_EP_DEVICE void each_awaited(const Entry& what, u32 n, Use use) const {
+        const u32 chunk = what.chunk(n);
+        if (what.kind == Entry::kLocal) {
+            use(Pending::of(op_, Phase::kNext, me_.near_forwarder(what.who), local_word(wire::kStreamNext, 0, chunk),
+                            what.who, n));
+            return;
+        }
+        const u32 owner = me_.origin(what.who);
+        if (!use(Pending::of(op_, Phase::kNext, owner, wire::kNext + what.slot, owner, n))) return;
+        for (u32 d = 0; d < me_.per_node; ++d) {
+            if (rows_.sends(d) && !use(rows_.local_chunk(what.who, chunk, d))) return;
+        }
+    }
+
+    // --- sums for an owner in another node
     struct Return {
         u32 owner;
         u64 source, target;
+        u8* message;  // where the chunk is built
+        u32 rows;
     };
     DEEP_EP_DEVICE Return way_back(u32 line, u32 chunk) const {
-        const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kSlots, to = layout.node_of(line);
-        const u32 place = layout.place(layout.role_of(line), to, me.node);
-        return {me.origin(line), op.region_offset() + layout.rail_chunk_send(place, slot),
-                op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot)};
+        const wire::TwoHopLayout& layout = args_.layout;
+        const u32 slot = chunk % wire::kSlots, to = layout.node_of(line), owner = me_.origin(line);
+        const u32 place = layout.place(layout.role_of(line), to, me_.node);
+        const u64 source = op_.region_offset() + layout.rail_chunk_send(place, slot);
+        const u64 target = op_.region_offset() + layout.rail_chunk(layout.place(me_.node, to), slot);
+        return {owner, source, target, chunk_to_send(op_, owner, source, target),
+                layout.rows_of_chunk(chunk, tables_.streams[line].forwarded)};
     }
-    // A warp: builds a chunk of sums. Returns false if the operation fails.
-    DEEP_EP_DEVICE bool sum_chunk(u32 line, u32 chunk) const {
-        const wire::TwoHopLayout& layout = args.layout;
-        const u32 count = layout.rows_of_chunk(chunk, tables.streams[line].forwarded);
-        if (!rows.find(line, chunk)) return false;
+    // Each warp of a block: sums its part of a chunk's rows.
+    DEEP_EP_DEVICE_CALL void sum_chunk(u32 line, u32 chunk) {
+        const wire::TwoHopLayout& layout = args_.layout;
         const Return way = way_back(line, chunk);
-        u8* const message = chunk_to_send(op, way.owner, way.source, way.target);
-        if (device::lane() == 0) store_chunk_header(op, message, chunk * layout.chunk_rows, count);
-        for (u32 i = 0; i < count; ++i) {
-            const u32 row = tables.streams[line].begin + chunk * layout.chunk_rows + i;
-            const u32 summands = rows.list(row, 0);
+        if (!rows_.find(line, chunk)) return;
+        for (u32 i = device::warp(); i < way.rows; i += device::warps()) {
+            const u32 row = tables_.streams[line].begin + chunk * layout.chunk_rows + i;
+            const u32 summands = rows_.list(row, 0);
             __syncwarp();  // the list is complete
-            sum_rows(shape, message + layout.rail.x_offset() + u64{i} * shape.row_bytes(), rows.into, summands, nullptr,
-                     nullptr);
-            if (carries_weights(args)) {
-                auto* const weights = reinterpret_cast<float*>(message + layout.rail.topk_weights_offset(count));
-                rows.sum_weights(row, 0, summands, summands, weights + i * shape.topk());
+            sum_rows(sums_, way.message + layout.rail.x_offset() + u64{i} * shape_.row_bytes(), rows_.into, summands,
+                     nullptr, nullptr, shape_.row_bytes());
+            if (carries_weights(args_)) {
+                auto* const weights = reinterpret_cast<float*>(way.message + layout.rail.topk_weights_offset(way.rows));
+                rows_.sum_weights(row, 0, summands, summands, weights + i * shape_.topk());
             }
             __syncwarp();  // the list has been read
         }
-        return true;
     }
-    // A warp: sums the rows of a chunk and sends it to its owner.
-    DEEP_EP_DEVICE_CALL void return_chunk(u32 line, u32 chunk) const {
-        if (!sum_chunk(line, chunk)) return;
-        // The owner is notified late of a failure in another node. Therefore sums of published rows are sent only if
-        // this rank has not been notified of a failure: after a failure, kernels of the failed rank may already
-        // overwrite these rows.
-        __syncwarp();  // all lanes' loads precede lane 0's last look
-        if (!broadcast(device::lane() != 0 || op.looks_clear())) return;
-        const wire::TwoHopLayout& layout = args.layout;
-        const u32 node_rows = tables.streams[line].forwarded;
+    DEEP_EP_DEVICE void return_chunk(u32 line, u32 chunk) const {
+        const wire::TwoHopLayout& layout = args_.layout;
         const Return way = way_back(line, chunk);
-        if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), way.owner);
-        send_chunk(op, way.owner, chunk % wire::kSlots, way.source, way.target,
-                   layout.rail_bytes(layout.rows_of_chunk(chunk, node_rows)));
-    }
-    // Index, among the owner's rows here, of the first one whose node row is not before `node_row`.
-    DEEP_EP_DEVICE u32 first_row(u32 owner, u32 node_row) const {
-        u32 low = tables.received[owner].first, high = low + tables.received[owner].rows;
-        while (low < high) {
-            const u32 middle = (low + high) / 2;
-            if (static_cast<u32>(args.source[middle].node_row) < node_row)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        return low - tables.received[owner].first;
-    }
-    // A warp: sends this rank's rows that belong to chunk `chunk` of the owner's row stream to its forwarder in this
-    // node.
-    DEEP_EP_DEVICE_CALL void send_local_chunk(u32 owner, u32 chunk) const {
-        const wire::TwoHopLayout& layout = args.layout;
-        const u32 row_bytes = shape.row_bytes(), topk = shape.topk(), slot = chunk % wire::kLocalSlots;
-        const u32 forwarder = me.near_forwarder(owner), role = me.role(forwarder, owner);
-        const u32 stream = Place::stream(owner / me.per_node, me.local, me.per_node);
-        u32 first = 0, count = 0;
         if (device::lane() == 0) {
-            first = first_row(owner, chunk * layout.chunk_rows);
-            count = first_row(owner, (chunk + 1) * layout.chunk_rows) - first;
-            if (count > layout.chunk_rows) {
-                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.chunk_rows, count);
-            }
+            rows_.give_back(chunk, layout.chunks(tables_.streams[line].forwarded), way.owner);
+            store_chunk_header(op_, way.message, chunk * layout.chunk_rows, way.rows);
         }
-        first = __shfl_sync(device::kFullMask, first, 0);
-        count = __shfl_sync(device::kFullMask, count, 0);
-        if (count > layout.chunk_rows) return;
-        u8* const message =
-            fabric::address(op.peers(), forwarder, op.region_offset() + layout.local_chunk(stream, slot, role));
-        if (device::lane() == 0) store_chunk_header(op, message, first, count);
-        const u64 row = u64{tables.received[owner].first} + first;
-        device::warp_copy(message + layout.local.x_offset(), args.x + row * row_bytes, u64{count} * row_bytes);
-        auto* const weights = reinterpret_cast<float*>(message + layout.local.topk_weights_offset(count));
-        for (u32 i = device::lane(); carries_weights(args) && i < count * topk; i += device::kWarpSize) {
-            weights[i] = args.topk_weights[row * topk + i];
-        }
-        __syncwarp();  // all lanes' stores into the forwarder's slot come before lane 0's release
-        if (device::lane() == 0) op.signal_for(forwarder, local_word(wire::kStreamChunk, role, chunk), stream);
+        send_chunk(op_, way.owner, chunk % wire::kSlots, way.source, way.target, layout.rail_bytes(way.rows));
     }
+
+    // --- this rank's rows, to a forwarder of the node
+    // A warp: stores which of the owner's rows belong to a chunk: those whose node rows do.
+    DEEP_EP_DEVICE bool find_rows(u32 owner, u32 chunk) {
+        const Received here = tables_.received[owner];
+        const RowSource* const sources = args_.source + here.first;
+        const auto first_of = [&](u32 node_row) {
+            return first_not_below(0, here.rows,
+                                   [&](u32 row) { return static_cast<u32>(sources[row].node_row) < node_row; });
+        };
+        const u32 most = args_.layout.chunk_rows, first = first_of(chunk * most);
+        const u32 rows = first_of((chunk + 1) * most) - first;
+        if (device::lane() == 0) range_ = {first, rows};
+        if (rows <= most) return true;
+        op_.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), most, rows);
+        return false;
+    }
+    struct Local {
+        u32 forwarder, role, stream;
+        u8* message;
+    };
+    DEEP_EP_DEVICE Local local_chunk(u32 owner, u32 chunk) const {
+        const u32 forwarder = me_.near_forwarder(owner), role = me_.role(forwarder, owner);
+        const u32 stream = Place::stream(owner / me_.per_node, me_.local, me_.per_node);
+        const u64 offset = args_.layout.local_chunk(stream, chunk % wire::kLocalSlots, role);
+        return {forwarder, role, stream, fabric::address(op_.peers(), forwarder, op_.region_offset() + offset)};
+    }
+    // Each warp of a block: writes its part of the rows.
+    DEEP_EP_DEVICE void fill(u32 owner, u32 chunk) {
+        const wire::ChunkFormat& format = args_.layout.local;
+        u8* const message = local_chunk(owner, chunk).message;
+        const u32 rows = range_.rows, row_bytes = shape_.row_bytes(), topk = shape_.topk();
+        const u64 row = u64{tables_.received[owner].first} + range_.first;
+        copy_rows(
+            copies_, rows, row_bytes, false, [&](u32 i) { return args_.x + (row + i) * row_bytes; },
+            [&](u32 i) { return message + format.x_offset() + u64{i} * row_bytes; });
+        auto* const weights = reinterpret_cast<float*>(message + format.topk_weights_offset(rows));
+        for (u32 i = threadIdx.x; carries_weights(args_) && i < rows * topk; i += blockDim.x) {
+            weights[i] = args_.topk_weights[row * topk + i];
+        }
+    }
+    DEEP_EP_DEVICE void send_local_chunk(u32 owner, u32 chunk) const {
+        if (device::lane() != 0) return;
+        const Local to = local_chunk(owner, chunk);
+        store_chunk_header(op_, to.message, range_.first, range_.rows);
+        op_.signal_for(to.forwarder, local_word(wire::kStreamChunk, to.role, chunk), to.stream);
+    }
+
+    const CombineArgs& args_;
+    Operation& op_;
+    const Shape shape_;
+    const Place& me_;
+    const CombineTables& tables_;
+    const Gatherer& rows_;
+    const OwnerSums<Shape>& own_;
+    device::RowCopies& copies_;
+    device::RowSums& sums_;
+    RowRange& range_;  // the rows of the local chunk whose turn it is
 };
 
 // The block: finds what the ranks of the node publish, and where the rows of this rank's row streams are there.
@@ -182,25 +265,6 @@ DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, 
         }
     }
     return op.sync_block();
-}
-
-// The summing warps, the first `summers` of each block. A warp's gathering state is in its own memory, and the loops of
-// the other warps below keep little more than its address: a sum takes nearly all registers.
-template <class Shape>
-DEEP_EP_DEVICE_CALL void sum_all(const Gatherer& rows, u32 summers) {
-    bool staged = false;
-    for (u32 d = 0; d < rows.me.per_node; ++d) staged = staged || rows.sends(d);
-    const OwnerSums<Shape> sums{rows.args, rows.op, Shape::of(rows.args.shape), rows.me, rows.tables, rows, staged};
-    sums.run(blockIdx.x * summers + device::warp(), gridDim.x * summers);
-}
-
-// The other warps.
-template <class Shape>
-DEEP_EP_DEVICE_CALL void return_all(const Gatherer& rows, u32* done, u32 summers) {
-    const u32 returners = device::warps() - summers;
-    const ReturnWork<Shape> work{rows.args, rows.op, Shape::of(rows.args.shape), rows.me, rows.tables, rows};
-    const Share share{done, blockIdx.x * returners + device::warp() - summers, gridDim.x * returners};
-    serve(rows.op, work, share);
 }
 
 // One block, once all have done their parts: waits for the chunk of each row stream without node rows. No token waits
@@ -269,7 +333,7 @@ DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, con
     op.finish(true);
 }
 
-// Works with any grid size. Blocks need at least two warps: half of them sum this rank's tokens, the others poll.
+// Works with any grid size. Blocks consist of whole warps.
 template <class Shape>
 DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -280,7 +344,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     if (threadIdx.x == 0) check_roles(op, args.layout);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
     const Place me = Place::of(op.rank(), args.layout, op.environment().mask);
-    const CombineShared at({ranks, 0, shape.topk(), warps, 0, per_node});
+    const CombineShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes, per_node});
     const CombineTables tables{at.published.in(shared), at.ranges.in(shared), at.received.in(shared),
                                at.streams.in(shared)};
 
@@ -291,7 +355,11 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     if (!find_published(args, op, me, tables)) return;
     op.ended(Stage::kOffers);
 
-    const u32 summers = warps - warps / 2, summands = device::warp() * CombineShared::summands(ranks, per_node);
+    u8* const stage =
+        at.stages.in(shared) + device::warp() * device::copies_and_sums_bytes(device::RowCopies::kSharedBytes);
+    device::RowCopies copies(stage);
+    device::RowSums sums(stage);
+    const u32 summands = device::warp() * CombineShared::summands(ranks, per_node);
     const Gatherer rows{args,
                         op,
                         me,
@@ -300,18 +368,18 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
                         tables,
                         at.near.in(shared) + device::warp() * per_node,
                         {at.row_x.in(shared) + summands, at.row_weights.in(shared) + summands}};
-    if (device::warp() < summers) {
-        sum_all<Shape>(rows, summers);
-        op.ended(Stage::kSum);
-    } else {
-        return_all<Shape>(rows, at.done.in(shared), summers);
-        op.ended(Stage::kServe);
-    }
+    bool staged = false;
+    for (u32 d = 0; d < per_node; ++d) staged = staged || rows.sends(d);
+    const OwnerSums<Shape> own{args, op, shape, me, tables, rows, sums, staged, at.needed.in(shared)};
+    CombineWork<Shape> work(args, op, shape, me, tables, rows, own, copies, sums, at.range.in(shared));
+    take_turns(op, work, Turns::in(at.turns.in(shared)));
+    op.ended(Stage::kSum);
     if (op.last_to_finish()) end_combine(args, op, me, tables);
 }
 
 struct CombineKernel {
     static constexpr const char* kName = "two_hops_combine";
+    static constexpr bool kFewerWarps = true;
     using Args = CombineArgs;
     template <class Shape>
     static constexpr auto kEntry = combine<Shape>;

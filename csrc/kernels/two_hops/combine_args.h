@@ -1,6 +1,7 @@
 // Arguments of the two-hop combine kernel, and the layout of a block's shared memory.
 #pragma once
 
+#include "device/copy_stage.h"
 #include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
 #include "kernels/normal/staging.h"
@@ -46,7 +47,14 @@ struct Summands {
     const float** weights;
 };
 
+// The chunks of a row stream that hold rows of some tokens.
+struct NeededChunks {
+    u32 first;
+    u32 count;
+};
+
 struct CombineShared {
+    SharedArray<u8> stages;
     SharedArray<Published> published;  // of each rank of the node
     SharedArray<wire::StreamRows>
         ranges;  // [per_node, lines] where each rank of the node has the rows of this rank's lines
@@ -55,18 +63,24 @@ struct CombineShared {
     SharedArray<NearRows> near;  // per warp
     SharedArray<const u8*> row_x;
     SharedArray<const float*> row_weights;
-    SharedArray<u32> done;
+    SharedArray<NeededChunks> needed;  // of the row stream from each node, for the tokens that the block sums next
+    SharedArray<u32> turns;
+    SharedArray<RowRange> range;  // of the local chunk whose turn it is
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
-        : published(cut.take<Published>(block.per_node)),
+        : stages(cut.take<u8>(block.warps * device::copies_and_sums_bytes(block.copies_bytes))),
+          published(cut.take<Published>(block.per_node)),
           ranges(cut.take<wire::StreamRows>(block.ranks * wire::kRoles)),
           received(cut.take<Received>(block.ranks)),
           streams(cut.take<Stream>(block.ranks / block.per_node * wire::kRoles)),
           near(cut.take<NearRows>(block.warps * block.per_node)),
           row_x(cut.take<const u8*>(block.warps * summands(block.ranks, block.per_node))),
           row_weights(cut.take<const float*>(block.warps * summands(block.ranks, block.per_node))),
-          done(cut.take<u32>(forwarding(block.ranks, block.per_node, wire::kRoles) + sending(block.ranks))),
+          needed(cut.take<NeededChunks>(block.ranks / block.per_node)),
+          turns(cut.take<u32>(
+              Turns::words(forwarding(block.ranks, block.per_node, wire::kRoles) + sending(block.ranks) + 1))),
+          range(cut.take<RowRange>(1)),
           bytes(cut.end()) {}
 
     // One row from each other node, and one from each rank of this node.
@@ -85,14 +99,14 @@ struct CombineTables {
     Stream* streams;
 };
 
+// A warp: sums rows, in their order, then adds the biases. Not inlined: it takes nearly all registers, and two places
+// need it.
+DEEP_EP_DEVICE_CALL void sum_rows(device::RowSums& sums, u8* to, const Summands& from, u32 count, const u8* bias0,
+                                  const u8* bias1, u32 row_bytes) {
+    sums.sum_bf16(to, from.x, count, bias0, bias1, row_bytes / static_cast<u32>(sizeof(u16)));
+}
+
 // The same on all ranks, since a rank without rows has null addresses for them.
 DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.rail.has_weights(); }
-
-// A warp: sums rows, in their order, then adds the biases. Not inlined, for the same reason as copy_row().
-template <class Shape>
-DEEP_EP_DEVICE_CALL void sum_rows(const Shape& shape, u8* to, const Summands& from, u32 count, const u8* bias0,
-                                  const u8* bias1) {
-    device::warp_sum_bf16(to, from.x, count, bias0, bias1, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
-}
 
 }  // namespace deep_ep::two_hops

@@ -53,8 +53,11 @@ struct DispatchShared {
     SharedArray<u8*> row_addresses;  // per warp: the rows that one node row is copied to
     SharedArray<u32> row_ranks;
     SharedArray<u32> row_numbers;
-    SharedArray<u32> next_rows;  // per warp: the index of the next row for each rank
-    SharedArray<u32> done;
+    SharedArray<u32> next_rows;   // per warp: the index of the next row for each rank
+    SharedArray<u32> first_rows;  // and of the first one of a chunk
+    SharedArray<u32> chunk_rows;  // and the number of the chunk's rows for each rank that gets local chunks
+    SharedArray<u32> turns;
+    SharedArray<RowRange> range;  // of the local chunk whose turn it is
     u32 bytes;
 
     constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
@@ -67,20 +70,19 @@ struct DispatchShared {
           row_ranks(cut.take<u32>(block.warps * block.per_node)),
           row_numbers(cut.take<u32>(block.warps * block.per_node)),
           next_rows(cut.take<u32>(block.warps * block.per_node)),
-          done(cut.take<u32>(entries(block.ranks, block.per_node, wire::kRoles))),
+          first_rows(cut.take<u32>(block.warps * block.per_node)),
+          chunk_rows(cut.take<u32>(block.warps * block.per_node)),
+          turns(cut.take<u32>(Turns::words(entries(block.ranks, block.per_node, wire::kRoles) + 1))),
+          range(cut.take<RowRange>(1)),
           bytes(cut.end()) {}
 
     static constexpr u32 nodes(const BlockSizes& block) { return block.ranks / block.per_node; }
     static constexpr u32 sending(u32 ranks, u32 per_node) { return (ranks / per_node - 1) * wire::kSlots; }
-    // Row streams from other nodes, then local chunks to receive, then those of this rank's own node rows.
     static constexpr u32 forwarding(u32 ranks, u32 per_node, u32 roles) { return roles * sending(ranks, per_node); }
     static constexpr u32 placing(u32 ranks) { return ranks * wire::kLocalSlots; }
-    static constexpr u32 others(u32 ranks, u32 per_node, u32 roles) {
-        return forwarding(ranks, per_node, roles) + placing(ranks) + per_node * wire::kLocalSlots;
-    }
-    // The sending warps count in words of their own.
+    // Slots of row streams to and from other nodes, and of local chunks to be placed.
     static constexpr u32 entries(u32 ranks, u32 per_node, u32 roles) {
-        return sending(ranks, per_node) + others(ranks, per_node, roles);
+        return sending(ranks, per_node) + forwarding(ranks, per_node, roles) + placing(ranks);
     }
 };
 
@@ -91,6 +93,10 @@ struct DispatchTables {
     Received* received;
     Stream* streams;
 };
+
+DEEP_EP_DEVICE bool gets_local_chunks(const DispatchTables& tables, const Place& me, u32 local) {
+    return me.has(local) && tables.targets[local].x == nullptr;
+}
 
 // What rows carry is the same on all ranks.
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.rail.has_topk(); }
@@ -112,12 +118,6 @@ DEEP_EP_DEVICE RowTargets targets_in(u8* message, const wire::ChunkFormat& forma
             reinterpret_cast<RowSource*>(message + format.src_idx_offset(rows))};
 }
 
-// A warp. Not inlined: unrolled for the bytes of a row, it is long, and several places need it.
-template <class Shape>
-DEEP_EP_DEVICE_CALL void copy_row(const Shape& shape, u8* to, const u8* from) {
-    device::warp_copy(to, from, shape.row_bytes());
-}
-
 // One thread.
 DEEP_EP_DEVICE void store_chunk_header(const Operation& op, u8* message, u32 first, u32 rows) {
     wire::ChunkHeader header{};
@@ -128,11 +128,11 @@ DEEP_EP_DEVICE void store_chunk_header(const Operation& op, u8* message, u32 fir
     *reinterpret_cast<wire::ChunkHeader*>(message) = header;
 }
 
-// A warp: sends a chunk that has been built at `source` in this rank's heap or, if the peer's heap is mapped, at
-// `target` in that heap. Not inlined, for the same reason as copy_row().
+// The first warp: sends a chunk that has been built at `source` in this rank's heap or, if the peer's heap is mapped,
+// at `target` in that heap. The block has met since, and the first lane has stored the header. Not inlined: several
+// places need it.
 DEEP_EP_DEVICE_CALL void send_chunk(Operation& op, u32 to, u32 slot, u64 source, u64 target, u64 bytes) {
     if (fabric::mapped(op.peers(), to)) {
-        __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
         if (device::lane() == 0) op.signal(to, wire::kChunk + slot);
     } else {
         const fabric::Piece piece{source, target, bytes};

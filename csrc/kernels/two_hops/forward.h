@@ -49,12 +49,14 @@ struct Forwarder {
     const DispatchArgs& args;
     Operation& op;
     Shape shape;
-    Place me;
+    const Place& me;
     const DispatchTables& tables;
     u8** row_addresses;
     u32* row_ranks;
     u32* row_numbers;
     u32* next_rows;
+    u32* first_rows;
+    u32* chunk_rows;
 
     DEEP_EP_DEVICE wire::StreamRows range(u32 local, u32 line) const {
         return tables.ranges[local * args.layout.lines() + line];
@@ -85,22 +87,31 @@ struct Forwarder {
         }
     }
 
-    // A warp: stores `rows` node rows of a line, starting at its `first`, into all outputs that can be stored into.
-    // Notes where each of them went.
+    // Each warp of a block: copies its part of `rows` node rows of a line, the row stream of `origin`, into all outputs
+    // that can be stored into and, where there are others, into the local chunks with this number. The rows start at
+    // the line's `first`. Notes where each of them went.
     template <class NodeRows>
-    DEEP_EP_DEVICE void store_rows(device::RowCopies& copies, const NodeRows& rows_of, const Rows& from, u32 line,
-                                   u32 first, u32 rows) const {
-        const u32 per_node = me.per_node, row_bytes = shape.row_bytes();
+    DEEP_EP_DEVICE_CALL void store_rows(device::RowCopies& copies, const NodeRows& rows_of, const Rows& from,
+                                        u32 origin, u32 line, u32 chunk, u32 first, u32 rows) const {
+        const u32 per_node = me.per_node, row_bytes = shape.row_bytes(), step = device::warps();
         const u32 lanes_below = (1u << device::lane()) - 1;
         // Each lane keeps the counts of its own ranks.
-        for (u32 d = device::lane(); d < per_node; d += device::kWarpSize) next_rows[d] = rows_of.first_row(d);
-        for (u32 i = 0; i < rows; ++i) {
+        for (u32 d = device::lane(); d < per_node; d += device::kWarpSize) {
+            next_rows[d] = first_rows[d] = rows != 0 ? rows_of.first_row(d) : 0;
+            chunk_rows[d] = gets_local_chunks(tables, me, d) ? rows_for(rows_of, rows, d) : 0;
+        }
+        const auto place = [&](u32 i) { return from.x + u64{rows_of.row(i)} * row_bytes; };
+        copies.read_what_came();
+        if (device::warp() < rows) copies.load(place(device::warp()), row_bytes);
+        for (u32 i = device::warp(), seen = 0; i < rows; seen = i, i += step) {
+            if (i + step < rows) copies.load(place(i + step), row_bytes);
             u32 count = 0;
             for (u32 base = 0; base < per_node; base += device::kWarpSize) {
                 const u32 d = base + device::lane();
+                for (u32 j = seen; d < per_node && j < i; ++j) next_rows[d] += rows_of.is_for(j, d);
                 bool goes = d < per_node && rows_of.is_for(i, d);
                 const wire::StreamRows there = d < per_node ? range(d, line) : wire::StreamRows{};
-                const u32 index = goes ? next_rows[d]++ : 0;
+                const u32 index = goes ? next_rows[d] : 0;
                 if (goes && index >= there.rows) {
                     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), there.rows, index);
                     goes = false;
@@ -109,13 +120,15 @@ struct Forwarder {
                     args.plan.table[u64{tables.streams[line].begin + first + i} * per_node + d] =
                         goes ? static_cast<i32>(index) : -1;
                 }
-                const bool stored = goes && tables.targets[d].x != nullptr;
-                const u32 mask = __ballot_sync(device::kFullMask, stored);
-                if (stored) {
+                const u32 mask = __ballot_sync(device::kFullMask, goes);
+                if (goes) {
                     const u32 slot = count + __popc(mask & lanes_below);
-                    row_addresses[slot] = tables.targets[d].x + (u64{there.first} + index) * row_bytes;
+                    const bool stored = tables.targets[d].x != nullptr;
                     row_ranks[slot] = d;
-                    row_numbers[slot] = there.first + index;
+                    row_numbers[slot] = stored ? there.first + index : index - first_rows[d];
+                    u8* const x =
+                        stored ? tables.targets[d].x : local_chunk(origin, chunk, d) + args.layout.local.x_offset();
+                    row_addresses[slot] = x + u64{row_numbers[slot]} * row_bytes;
                 }
                 count += __popc(mask);
             }
@@ -126,46 +139,46 @@ struct Forwarder {
             }
             copies.to_many(row_addresses, count, from.x + u64{row} * row_bytes, row_bytes, args.streaming != 0);
             for (u32 k = 0; k < count; ++k) {
-                store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, first + i, row_ranks[k],
-                            tables.targets[row_ranks[k]], row_numbers[k]);
+                const u32 d = row_ranks[k];
+                const RowTargets to = tables.targets[d].x != nullptr
+                                          ? tables.targets[d]
+                                          : targets_in(local_chunk(origin, chunk, d), args.layout.local, chunk_rows[d],
+                                                       args.from.topk_idx.id_bytes);
+                store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, first + i, d, to, row_numbers[k]);
             }
             __syncwarp();  // the list has been read
         }
+        copies.finish();
     }
 
-    // A warp: sends the rows of chunk `chunk` of a line, the row stream of `origin`, to a rank whose output cannot be
-    // stored into, as a local chunk.
+    // The first warp, once all parts of store_rows() are complete: sends the local chunks, each lane those to its own
+    // ranks. One of its threads has looked whether the operation has failed.
     template <class NodeRows>
-    DEEP_EP_DEVICE_CALL void send_local_chunk(const NodeRows& rows_of, const Rows& from, u32 origin, u32 line,
-                                              u32 chunk, u32 rows, u32 local) const {
-        const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kLocalSlots, row_bytes = shape.row_bytes();
+    DEEP_EP_DEVICE void send_local_chunks(const NodeRows& rows_of, u32 origin, u32 line, u32 chunk, u32 rows) const {
+        for (u32 d = device::lane(); d < me.per_node; d += device::kWarpSize) {
+            if (!gets_local_chunks(tables, me, d)) continue;
+            const u32 count = rows_for(rows_of, rows, d), first = count != 0 ? rows_of.first_row(d) : 0;
+            const wire::StreamRows there = range(d, line);
+            if (u64{first} + count > there.rows) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), there.rows, u64{first} + count);
+                continue;
+            }
+            store_chunk_header(op, local_chunk(origin, chunk, d), first, count);
+            // All threads' stores into the receiver's slot come before this lane's release.
+            op.signal_for(me.near(d), local_word(wire::kStreamChunk, 0, chunk), origin);
+        }
+    }
+
+  private:
+    template <class NodeRows>
+    DEEP_EP_DEVICE static u32 rows_for(const NodeRows& rows_of, u32 rows, u32 local) {
         u32 count = 0;
-        for (u32 base = 0; base < rows; base += device::kWarpSize) {
-            const u32 i = base + device::lane();
-            count += __popc(__ballot_sync(device::kFullMask, i < rows && rows_of.is_for(i, local)));
-        }
-        const u32 first = count != 0 ? rows_of.first_row(local) : 0;
-        const wire::StreamRows there = range(local, line);
-        if (u64{first} + count > there.rows) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(local)), there.rows, u64{first} + count);
-            return;
-        }
-        u8* const message =
-            fabric::address(op.peers(), me.near(local), op.region_offset() + layout.local_chunk(origin, slot));
-        if (device::lane() == 0) store_chunk_header(op, message, first, count);
-        const RowTargets to = targets_in(message, layout.local, count, args.from.topk_idx.id_bytes);
-        u32 at = 0;
-        for (u32 i = 0; i < rows && at < count; ++i) {
-            if (!rows_of.is_for(i, local)) continue;
-            const u32 row = rows_of.row(i);
-            copy_row(shape, to.x + u64{at} * row_bytes, from.x + u64{row} * row_bytes);
-            store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, chunk * layout.chunk_rows + i, local,
-                        to, at);
-            ++at;
-        }
-        __syncwarp();  // all lanes' stores into the receiver's slot come before lane 0's release
-        if (device::lane() == 0) op.signal_for(me.near(local), local_word(wire::kStreamChunk, 0, chunk), origin);
+        for (u32 i = 0; i < rows; ++i) count += rows_of.is_for(i, local);
+        return count;
+    }
+    DEEP_EP_DEVICE u8* local_chunk(u32 origin, u32 chunk, u32 local) const {
+        return fabric::address(op.peers(), me.near(local),
+                               op.region_offset() + args.layout.local_chunk(origin, chunk % wire::kLocalSlots));
     }
 };
 

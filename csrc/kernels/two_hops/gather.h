@@ -10,7 +10,7 @@ namespace deep_ep::two_hops {
 struct Gatherer {
     const CombineArgs& args;
     Operation& op;
-    Place me;
+    const Place& me;
     u32 row_bytes;
     u32 topk;
     const CombineTables& tables;
@@ -28,7 +28,7 @@ struct Gatherer {
     // A warp: finds where the rows of chunk `chunk` of a line are; its local chunks have arrived. Returns false if the
     // operation fails. What a lane stores here is read in list() by the same lane, so the first warp barrier needed is
     // the one after the list.
-    DEEP_EP_DEVICE_CALL bool find(u32 line, u32 chunk) const {
+    DEEP_EP_DEVICE bool find(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 role = layout.role_of(line), node = layout.node_of(line);
         bool fits = true;

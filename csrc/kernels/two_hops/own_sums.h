@@ -5,16 +5,28 @@
 
 namespace deep_ep::two_hops {
 
-// A summing warp of the owner. It takes tokens in order and waits for the chunks of each: see docs/two_hops.md.
+// An owner sums windows of tokens, each block every gridDim-th one, once all their chunks have arrived. The rows of a
+// window are in no more chunks of a row stream than it has slots: otherwise it would wait for a chunk whose slot only
+// the window itself can give back. See docs/two_hops.md.
 template <class Shape>
 struct OwnerSums {
     const CombineArgs& args;
     Operation& op;
     Shape shape;
-    Place me;
+    const Place& me;
     const CombineTables& tables;
     const Gatherer& rows;
-    bool staged;  // some rank of the node sends its rows in local chunks
+    device::RowSums& sums;
+    bool staged;           // some rank of the node sends its rows in local chunks
+    NeededChunks* needed;  // by node; the first warp's
+
+    // Tokens of a window. More than two for each warp would only wait longer.
+    DEEP_EP_DEVICE u32 window() const {
+        const u32 slots = staged ? wire::kLocalSlots : wire::kSlots, most = (slots - 1) * args.layout.chunk_rows + 1;
+        const u32 share = max(1u, wire::ceil_div(args.tokens, gridDim.x));
+        return min(min(share, 2 * device::warps()), most);
+    }
+    DEEP_EP_DEVICE u32 windows() const { return wire::ceil_div(args.tokens, window()); }
 
     DEEP_EP_DEVICE u32 chunk_of(u32 node_row) const { return node_row / args.layout.chunk_rows; }
     // Index of a token's node row in the row stream from a node, checked against its bounds; -1 if there is none.
@@ -30,36 +42,75 @@ struct OwnerSums {
         return op.local_region() + args.layout.rail_chunk(args.layout.place(node, me.node), chunk % wire::kSlots);
     }
 
-    // One thread: waits for the chunk that holds a node row from another node.
-    DEEP_EP_DEVICE bool await_chunk(u32 node, u32 node_row) const {
-        const u32 chunk = chunk_of(node_row), from = me.forwarder(node);
-        if (!op.wait_signal(Phase::kChunk, wire::kChunk + chunk % wire::kSlots, from, chunk / wire::kSlots + 1))
-            return false;
+    // The first warp: finds which chunks hold the rows of a window's tokens. Node rows are numbered in token order.
+    DEEP_EP_DEVICE void find_needed(u32 number) const {
+        const u32 begin = number * window(), end = min(begin + window(), args.tokens);
+        for (u32 node = 0; node < args.layout.nodes; ++node) {
+            u32 first = 0, count = 0;
+            for (u32 base = begin; base < end; base += device::kWarpSize) {
+                const u32 token = base + device::lane();
+                const i32 row = token < end ? node_row(token, node) : -1;
+                const u32 mask = __ballot_sync(device::kFullMask, row >= 0);
+                if (mask == 0) continue;
+                if (count == 0)
+                    first = static_cast<u32>(__shfl_sync(device::kFullMask, row, __ffs(static_cast<int>(mask)) - 1));
+                count += __popc(mask);
+            }
+            if (device::lane() != 0) continue;
+            needed[node] = {chunk_of(first), count == 0 ? 0 : chunk_of(first + count - 1) - chunk_of(first) + 1};
+        }
+        __syncwarp();  // what lane 0 has stored is visible
+    }
+    // Calls `use` with each chunk that the window waits for, until it returns false.
+    template <class Use>
+    DEEP_EP_DEVICE void each_needed(Use use) const {
+        for (u32 node = 0; node < args.layout.nodes; ++node) {
+            const NeededChunks chunks = needed[node];
+            for (u32 chunk = chunks.first; chunk < chunks.first + chunks.count; ++chunk) {
+                if (node != me.node) {
+                    if (!use(rail_chunk(node, chunk), node, chunk)) return;
+                    continue;
+                }
+                for (u32 d = 0; staged && d < me.per_node; ++d) {
+                    if (rows.sends(d) && !use(rows.local_chunk(node, chunk, d), node, chunk)) return;
+                }
+            }
+        }
+    }
+    // One thread: what the window that has been found still waits for.
+    DEEP_EP_DEVICE Pending blocked() const {
+        Pending missing = Pending::none();
+        each_needed([&](const Pending& pending, u32, u32) {
+            if (!pending.looks_over()) missing = pending;
+            return missing.word == nullptr;
+        });
+        return missing;
+    }
+    // One thread: acquires the window's chunks, and checks those from other nodes.
+    DEEP_EP_DEVICE bool open() const {
+        bool fits = true;
+        each_needed([&](const Pending& pending, u32 node, u32 chunk) {
+            pending.acquire();
+            fits = node == me.node || came_as_due(node, chunk);
+            return fits;
+        });
+        return fits;
+    }
+    DEEP_EP_DEVICE Pending rail_chunk(u32 node, u32 chunk) const {
+        const u32 from = me.forwarder(node);
+        return Pending::of(op, Phase::kChunk, from, wire::kChunk + chunk % wire::kSlots, from,
+                           chunk / wire::kSlots + 1);
+    }
+    DEEP_EP_DEVICE bool came_as_due(u32 node, u32 chunk) const {
+        const u32 from = me.forwarder(node);
         const auto header = copy_once<wire::ChunkHeader>(message(node, chunk));
         if (!op.check_message(Phase::kChunk, from, header.operation, header.arguments)) return false;
         const u32 first = chunk * args.layout.chunk_rows,
-                  rows = args.layout.rows_of_chunk(chunk, tables.streams[node].sent);
-        if (header.first == first && header.rows == rows) return true;
-        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{first} << 32 | rows,
+                  due = args.layout.rows_of_chunk(chunk, tables.streams[node].sent);
+        if (header.first == first && header.rows == due) return true;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{first} << 32 | due,
                 u64{header.first} << 32 | header.rows);
         return false;
-    }
-    // A warp: waits for all chunks that hold rows of a token.
-    DEEP_EP_DEVICE_CALL bool await_token(u32 token) const {
-        for (u32 node = device::lane(); node < args.layout.nodes; node += device::kWarpSize) {
-            const i32 row = node_row(token, node);
-            if (row < 0) continue;
-            if (node != me.node) {
-                await_chunk(node, static_cast<u32>(row));
-                continue;
-            }
-            for (u32 d = 0; staged && d < me.per_node; ++d) {
-                if (!rows.sends(d)) continue;
-                const Pending chunk = rows.local_chunk(node, chunk_of(static_cast<u32>(row)), d);
-                op.wait_word(chunk.phase, chunk.peer, chunk.word, chunk.expected);
-            }
-        }
-        return op.sync_warp();
     }
     // A warp: appends a token's rows from nodes [begin, end), which exclude the own node, after `count` summands.
     DEEP_EP_DEVICE u32 list_nodes(u32 token, u32 begin, u32 end, u32 count) const {
@@ -84,7 +135,7 @@ struct OwnerSums {
         return count;
     }
     // A warp: sums ((0 + node 0) + node 1 ...), with the rows of the own node's ranks one by one, then adds the biases.
-    DEEP_EP_DEVICE_CALL void sum_token(u32 token) const {
+    DEEP_EP_DEVICE void sum_token(u32 token) const {
         const u32 row_bytes = shape.row_bytes(), topk = shape.topk();
         const i32 own = __shfl_sync(device::kFullMask, device::lane() == 0 ? node_row(token, me.node) : 0, 0);
         const u32 before = list_nodes(token, 0, me.node, 0);
@@ -97,9 +148,9 @@ struct OwnerSums {
         const u32 count = list_nodes(token, me.node + 1, args.layout.nodes, end);
         __syncwarp();  // the list is complete
         const u64 offset = u64{token} * row_bytes;
-        sum_rows(shape, args.combined_x + offset, rows.into, count,
+        sum_rows(sums, args.combined_x + offset, rows.into, count,
                  args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
-                 args.bias[1] != nullptr ? args.bias[1] + offset : nullptr);
+                 args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes);
         if (carries_weights(args)) {
             rows.sum_weights(own_row, before, end, count, args.combined_weights + u64{token} * topk);
         }
@@ -121,10 +172,10 @@ struct OwnerSums {
             op.signal(me.forwarder(node), wire::kNext + slot);
         }
     }
-    // A warp, the `worker`-th of `workers`: sums its tokens.
-    DEEP_EP_DEVICE_CALL void run(u32 worker, u32 workers) const {
-        for (u32 token = worker; token < args.tokens; token += workers) {
-            if (!await_token(token)) return;
+    // Each warp of a block: sums its part of a window.
+    DEEP_EP_DEVICE_CALL void sum(u32 number) const {
+        const u32 begin = number * window(), end = min(begin + window(), args.tokens);
+        for (u32 token = begin + device::warp(); token < end; token += device::warps()) {
             sum_token(token);
             __syncwarp();  // all lanes have read the rows before any of them is given back
             for (u32 node = device::lane(); node < args.layout.nodes; node += device::kWarpSize) {

@@ -5,7 +5,7 @@
 
 #include "../program.h"
 #include "draw.h"
-#include "kernels/common/polling.h"
+#include "kernels/common/turns.h"
 
 namespace protocol::barriers {
 
@@ -13,8 +13,8 @@ using namespace deep_ep;
 using namespace deep_ep::device;
 using planted::expect;
 
-constexpr u32 kRounds = 6, kWarps = 3, kThreads = kWarps * kWarpSize, kGroupThreads = 2 * kWarpSize, kNone = ~0u;
-enum Kind : u32 { kGroup, kWarp, kBlock, kLastBlock, kKinds };
+constexpr u32 kRounds = 6, kWarps = 3, kThreads = kWarps * kWarpSize, kNone = ~0u;
+enum Kind : u32 { kWarp, kBlock, kLastBlock, kKinds };
 
 struct Args {
     CallArgs call;
@@ -36,7 +36,6 @@ DEEP_EP_KERNEL void sync(const void* args) {
             if (threadIdx.x == a.gives_up && now == a.before) op.fail(wire::kMismatch, Phase::kNone, -1, 0, 0);
             a.answers[now * kThreads + threadIdx.x] = sync();
         };
-        note(kGroup, [&] { return threadIdx.x >= kGroupThreads || op.sync_group(kGroupThreads); });
         note(kWarp, [&] { return device::warp() != 0 || op.sync_warp(); });
         note(kBlock, [&] { return op.sync_block(); });
         note(kLastBlock, [&] { return op.last_block(kStored); });
@@ -46,8 +45,7 @@ DEEP_EP_KERNEL void sync(const void* args) {
 }
 
 bool joins(u32 barrier, u32 thread) {
-    const u32 kind = barrier % kKinds;
-    return thread < (kind == kGroup ? kGroupThreads : kind == kWarp ? kWarpSize : kThreads);
+    return barrier % kKinds != kWarp || thread < kWarpSize;
 }
 
 // Whether threads that join a barrier may or may not find that a thread outside it has given up: the two are ordered
@@ -119,25 +117,26 @@ struct TwoHoldUps {
     u32 steps(u32) const { return 1; }
     Pending blocked(u32, u32) const {
         const Pending first = Pending::of(op, Phase::kChunk, kFirst, wire::kChunk, 0, 1);
-        if (!first.over()) return first;
+        if (!first.looks_over()) return first;
         const Pending second = Pending::of(op, Phase::kNext, kSecond, wire::kNext, 0, 1);
-        return second.over() ? Pending::none() : second;
+        return second.looks_over() ? Pending::none() : second;
     }
+    bool open(u32, u32) const { return true; }
     void step(u32, u32) const {}
-    bool fill_in() const { return false; }
+    void close(u32, u32) const {}
 };
 
 DEEP_EP_KERNEL void poll(const void* args) {
     const CallArgs& call = *static_cast<const CallArgs*>(args);
     DEEP_EP_SHARED(BlockState, block);
-    DEEP_EP_DYNAMIC_SHARED(u32, done);
+    DEEP_EP_SHARED(u32[Turns::words(1)], words);
     Operation op(call, &block);
     op.enter();
     const TwoHoldUps work{op};
-    serve(op, work, Share{done, 0, 1});
+    take_turns(op, work, Turns::in(words));
 }
 
-// A polling warp that gives up names the condition that last held it up, not the one when it began to wait.
+// A block that gives up names the condition that last held it up, not the one when it began to wait.
 void run_polling(uint64_t seed) {
     Alone alone;
     auto* const bytes = reinterpret_cast<u8*>(alone.heap.data());
@@ -154,7 +153,7 @@ void run_polling(uint64_t seed) {
             cpu::wait_until([] { return false; }, "nothing more");
         });
         const CallArgs args = alone.call();
-        executor.launch({"poll", 0, 0, 1, kWarpSize, sizeof(u32), poll, &args, sizeof(args)});
+        executor.launch({"poll", 0, 0, 1, kWarpSize, 0, poll, &args, sizeof(args)});
         executor.synchronize(0, 0);
         executor.remove_agent(peer);
     });

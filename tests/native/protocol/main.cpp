@@ -110,6 +110,8 @@ int main(int argc, char** argv) {
         {"masks mixed", masks("mixed")},
         {"two hops peer", two_hops("peer", 1, {6, 3, false, 1000})},
         {"two hops weak", two_hops("weak", 1, {4, 2, false, 1000})},
+        // Chunks have more rows than a block has warps.
+        {"two hops wide", two_hops("weak", 1, {4, 2, false, kAmple})},
         {"two hops ibgda", two_hops("ibgda", 2, {6, 2, true, 1800})},
         {"two hops proxy", two_hops("proxy", 2, {4, 2, true, 1000})},
         {"two hops without", two_hops("ibgda", 2, {8, 4, true, 1000, 1 << 1 | 1 << 6})},

@@ -12,7 +12,7 @@ using Plan = deep_ep::two_hops::Plan;
 constexpr u32 kTopk = 3, kExpertsPerRank = 2, kHidden = 24, kRowBytes = 2 * kHidden;
 constexpr u32 kScales[] = {3, 4, 0};               // by lap; four can be copied in pieces
 constexpr u32 kTokens[] = {56, 0, 21, 1, 12, 35};  // Routing::tokens(); more than a mark's node rows
-constexpr u32 kChunkRows = 2;                      // the result of `nodes.bytes_in_flight` for these rows
+constexpr u32 kChunkRows = 2;                      // the least result of `nodes.bytes_in_flight` for these rows
 
 // A dispatch's record of a row's origin.
 struct Source {

@@ -115,7 +115,7 @@ class Returning:
     """
 
     stream_for_each_owner: bool = True  # without it a producer has one row stream per forwarder, own node's rows first
-    summing_warps_are_others: bool = True  # without it the summing warps forward once they have summed
+    blocks_take_turns: bool = True  # without it they forward once they have summed
 
     def initial(self) -> Rows:
         return ((WAITS, WAITS),) * len(OWNERS)
@@ -128,7 +128,7 @@ class Returning:
                 if step == WAITS and not self._taken(state, here, node):
                     after = self._with(state, owner, node, FORWARDED if node == OWN else COME)
                     yield f"{PRODUCERS[here]} finds a slot free, sends the {name}", after
-                elif step == COME and (self.summing_warps_are_others or self._summed(state, here)):
+                elif step == COME and (self.blocks_take_turns or self._summed(state, here)):
                     yield f"{OWNERS[here]} forwards the {name}", self._with(state, owner, node, FORWARDED)
                 elif step == FORWARDED and (TOKEN[node] == 0 or steps[1 - node] == DONE):
                     yield f"{OWNERS[owner]} sums token {TOKEN[node]}", self._with(state, owner, node, DONE)
@@ -150,63 +150,77 @@ class Returning:
         return self._summed(state, 0) and self._summed(state, 1)
 
 
-CHUNK_ROWS, WARPS = 2, 4
-TOKENS = 5
-MINE = (2, 3)  # tokens whose rows are A's own, the others are B's: B has none in chunk 1
+CHUNK_ROWS, SLOTS, BLOCKS, TOKENS = 2, 2, 2, 9
+MINE = (4, 5)  # tokens whose rows are A's own, the others are B's: B has none in chunk 2
 
 
-class Slot(NamedTuple):
+class Slots(NamedTuple):
     sent: int = 0  # chunks
-    given_back: int = 0  # the value of the word `next`
-    holds: int = -1  # the chunk in the slot
+    given_back: tuple[int, ...] = (0,) * SLOTS  # the values of the words `next`
+    holds: tuple[int, ...] = (-1,) * SLOTS  # the chunk in each slot
+    opened: int = 0  # bit set of windows
     summed: int = 0  # bit set of tokens
     wrong: str = ""
 
 
 @dataclass(frozen=True)
 class Summing:
-    """B sends rows for A's tokens, a chunk for each chunk of A's row stream, in one slot. Each warp of A sums every
-    fourth token.
+    """B sends rows for A's tokens, a chunk for each chunk of A's row stream, in two slots. Each block of A sums every
+    second window of tokens, once the window's chunks have come, in any order of its tokens.
     """
 
-    tokens_in_order: bool = True  # without it from the last one
+    windows_in_order: bool = True  # without it from the last one
+    no_wider_than_slots: bool = True  # without it the rows of a window are in more chunks than there are slots
     last_row_gives_back: bool = True  # without it the first
     counts_all_rows: bool = True  # without it only the producer's, of which a chunk may have none
-    waits_for_all_chunks: bool = True  # without it only for those that hold a row of the token
+    waits_for_all_chunks: bool = True  # without it only for those that hold a row of the producer
 
-    def initial(self) -> Slot:
-        return Slot()
+    def initial(self) -> Slots:
+        return Slots()
 
-    def steps(self, state: Slot) -> Iterator[Step[Slot]]:
-        if state.sent * CHUNK_ROWS < TOKENS and state.given_back >= state.sent:
-            yield (
-                f"B finds its slot free, sends chunk {state.sent}",
-                state._replace(sent=state.sent + 1, holds=state.sent),
-            )
-        for warp in range(WARPS):
-            mine = [t for t in range(warp, TOKENS, WARPS) if not state.summed >> t & 1]
+    def steps(self, state: Slots) -> Iterator[Step[Slots]]:
+        slot = state.sent % SLOTS
+        if state.sent * CHUNK_ROWS < TOKENS and state.given_back[slot] >= state.sent // SLOTS:
+            holds = with_item(state.holds, slot, state.sent)
+            yield f"B finds a slot free, sends chunk {state.sent}", state._replace(sent=state.sent + 1, holds=holds)
+        windows = [range(t, min(t + self._width(), TOKENS)) for t in range(0, TOKENS, self._width())]
+        for block in range(BLOCKS):
+            mine = [w for w in range(block, len(windows), BLOCKS) if self._left(state, windows[w])]
             if mine:
-                yield from self._sums(state, mine[0 if self.tokens_in_order else -1])
+                w = mine[0 if self.windows_in_order else -1]
+                yield from self._takes(state, w, windows[w])
 
-    def _sums(self, state: Slot, token: int) -> Iterator[Step[Slot]]:
+    def _width(self) -> int:
+        return (SLOTS - 1 if self.no_wider_than_slots else SLOTS) * CHUNK_ROWS + 1
+
+    def _left(self, state: Slots, window: range) -> list[int]:
+        return [t for t in window if not state.summed >> t & 1]
+
+    def _takes(self, state: Slots, w: int, window: range) -> Iterator[Step[Slots]]:
+        if state.opened >> w & 1:
+            for token in self._left(state, window):
+                yield self._sums(state, token)
+        elif all(t // CHUNK_ROWS < state.sent for t in window if t not in MINE or self.waits_for_all_chunks):
+            yield f"A finds all chunks of window {w}", state._replace(opened=state.opened | 1 << w)
+
+    def _sums(self, state: Slots, token: int) -> Step[Slots]:
         chunk = token // CHUNK_ROWS
-        waits = token not in MINE or self.waits_for_all_chunks
-        if waits and state.sent <= chunk:
-            return
-        wrong = f"A takes chunk {state.holds} for chunk {chunk}" if token not in MINE and state.holds != chunk else ""
+        slot = chunk % SLOTS
+        lies = state.holds[slot]
+        wrong = f"A takes chunk {lies} for chunk {chunk}" if token not in MINE and lies != chunk else ""
         after = state._replace(summed=state.summed | 1 << token, wrong=wrong)
         rows = range(chunk * CHUNK_ROWS, min((chunk + 1) * CHUNK_ROWS, TOKENS))
         counted = [t for t in rows if self.counts_all_rows or t not in MINE]
         summed = sum(after.summed >> t & 1 for t in counted)
         gives = token in counted and summed == (len(counted) if self.last_row_gives_back else 1)
         if gives:
-            after = after._replace(given_back=state.given_back + 1)
-        yield f"A sums token {token}" + ", gives the slot back" * gives, after
+            after = after._replace(given_back=with_item(after.given_back, slot, after.given_back[slot] + 1))
+        return f"A sums token {token}" + ", gives the slot back" * gives, after
 
-    def wrong(self, state: Slot) -> str | None:
+    def wrong(self, state: Slots) -> str | None:
         return state.wrong or None
 
-    def ended(self, state: Slot) -> bool:
+    def ended(self, state: Slots) -> bool:
         return state.summed == (1 << TOKENS) - 1
 
 
