@@ -31,7 +31,10 @@ from deep_ep_py.tools.profile.workload import Workload, run
 _BUILD, _VARIABLE = "exact", "DEEP_EP_BUILD"
 _DEFAULT = Workload()
 _LAUNCHED = {
-    "normal": ("layout", "notify", "dispatch", "combine"),
+    "normal": (
+        *("layout", "notify", "dispatch", "combine"),
+        *("two_hops_notify", "two_hops_dispatch", "two_hops_combine"),
+    ),
     "low-latency": ("low_latency_dispatch", "low_latency_combine"),
     "posting": ("post",),
 }
@@ -50,6 +53,12 @@ _INSTALL = f"`DEEP_EP_BUILDS=fast,{_BUILD} pip install '.[gpu]'` in the clone"
 @click.option("--arch", "architecture", type=Architecture(), default=_DEFAULT.architecture, help="For example sm_90a.")
 @click.option("--fabric", type=click.Choice(["peer", "ibgda"]), default=_DEFAULT.fabric)
 @click.option("--ranks", type=click.IntRange(1, MAX_RANKS), default=_DEFAULT.ranks)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1),
+    default=_DEFAULT.nodes,
+    help="Over which ranks are spread, with --fabric ibgda; 1: it joins all ranks.",
+)
 @click.option("--tokens", type=click.IntRange(1), default=_DEFAULT.tokens, help="Tokens per rank.")
 @click.option("--hidden", type=click.IntRange(8), default=_DEFAULT.hidden, help="BF16 elements per row.")
 @click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULT.topk, help="Experts per token.")
@@ -177,6 +186,12 @@ def _check(workload: Workload, kernels: tuple[str, ...]) -> None:
         raise click.BadParameter(
             f"{workload.experts}: expected a multiple of --ranks={workload.ranks}", param_hint="--experts"
         )
+    if workload.ranks % workload.nodes:
+        raise click.BadParameter(
+            f"{workload.nodes}: expected a divisor of --ranks={workload.ranks}", param_hint="--nodes"
+        )
+    if workload.nodes > 1 and workload.fabric == "peer":
+        raise click.BadParameter(f"{workload.nodes}: expected --fabric=ibgda, which joins nodes", param_hint="--nodes")
     launched = _LAUNCHED[workload.mode]
     if others := [name for name in kernels if name not in launched]:
         raise click.BadParameter(

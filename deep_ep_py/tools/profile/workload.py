@@ -33,6 +33,8 @@ class Workload:
         `peer` or `ibgda`.
     ranks, tokens, hidden, topk, experts : int
         Sizes; `tokens` is per rank, `hidden` in BF16 elements.
+    nodes : int
+        Nodes over which the ranks are spread, which NICs join; 1: `fabric` joins all ranks.
     routing : str
         As in `deep_ep_py.tools.bench.routing.route`.
     warps, blocks : int
@@ -60,6 +62,7 @@ class Workload:
     architecture: str = "sm_90a"
     fabric: str = "peer"
     ranks: int = 8
+    nodes: int = 1
     tokens: int = 64
     hidden: int = 7168
     topk: int = 8
@@ -200,6 +203,7 @@ def _options(workload: Workload) -> dict[str, Any]:
     """Return the options of a Buffer."""
     return {
         "fabric": workload.fabric,
+        "ranks_per_node": workload.ranks // workload.nodes if workload.nodes > 1 else None,
         "nic": NicOptions(queues_per_peer=workload.queue_pairs),
         "timeout": _TIMEOUT,
     }
