@@ -15,7 +15,7 @@ from weakref import finalize
 import torch
 
 from deep_ep_py.base import arguments
-from deep_ep_py.base.config import Config
+from deep_ep_py.base.config import QUEUE_PAIRS, Config
 from deep_ep_py.base.events import EventHandle, EventOverlap
 from deep_ep_py.base.native import C
 from deep_ep_py.base.not_copied import NotCopied
@@ -68,7 +68,8 @@ class Buffer(V1Surface, NotCopied):
     low_latency_mode : bool
         Whether low-latency calls may be made in addition to those of normal mode.
     num_qps_per_rank : int
-        Queue pairs to each peer with `heap="nvshmem"`; otherwise it has no effect.
+        Queue pairs to each peer with `heap="nvshmem"`; otherwise it has no effect. Each takes about 0.6 MB, to ranks
+        that are never posted to as well.
     allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric
         Accepted for compatibility with DeepEP. They concern hardware that this version does not support and have no
         effect.
@@ -163,7 +164,7 @@ class Buffer(V1Surface, NotCopied):
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
-        num_qps_per_rank: int = 24,
+        num_qps_per_rank: int = QUEUE_PAIRS,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
         use_fabric: bool = False,

@@ -24,6 +24,11 @@ def _align(value: int, alignment: int = 128) -> int:
     return (value + alignment - 1) // alignment * alignment
 
 
+QUEUE_PAIRS = 8
+"""To each peer, by default. The words of a call are spread over them, and warps that post to one queue pair wait for
+each other's turns; but each takes memory on every rank."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Tuning parameters of a dispatch or combine.

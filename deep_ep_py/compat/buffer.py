@@ -9,6 +9,7 @@ import torch
 
 import deep_ep_py
 from deep_ep_py import Config, EventHandle, EventOverlap
+from deep_ep_py.base.config import QUEUE_PAIRS
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "default_device"]
 
@@ -36,7 +37,7 @@ class Buffer(deep_ep_py.Buffer):
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
-        num_qps_per_rank: int = 24,
+        num_qps_per_rank: int = QUEUE_PAIRS,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
         use_fabric: bool = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep_ep_py.base import arguments
-from deep_ep_py.base.config import Config
+from deep_ep_py.base.config import QUEUE_PAIRS, Config
 from deep_ep_py.base.events import EventHandle, EventOverlap
 from deep_ep_py.base.not_copied import NotCopied
 from deep_ep_py.base.one_thread import by_one_thread
@@ -113,7 +113,7 @@ class ElasticBuffer(OverBuffer, NotCopied, metaclass=_SaysWhatIsMissing):
     sl_idx : int
         No effect: the service level is NVSHMEM's or libfabric's to choose.
     num_allocated_qps : int
-        Queue pairs to each peer with `heap="nvshmem"`; 0: 24.
+        Queue pairs to each peer with `heap="nvshmem"`; 0: as many as a `Buffer` has by default.
     num_cpu_timeout_secs, num_gpu_timeout_secs : int
         The latter is the time after which any wait ends with a DeepEPTimeout, on the host too. Default: the environment
         variable DEEP_EP_TIMEOUT, or 100.
@@ -225,7 +225,7 @@ class ElasticBuffer(OverBuffer, NotCopied, metaclass=_SaysWhatIsMissing):
         self._buffer = Buffer(
             group,
             transit,
-            num_qps_per_rank=num_allocated_qps or 24,
+            num_qps_per_rank=num_allocated_qps or QUEUE_PAIRS,
             explicitly_destroy=explicitly_destroy,
             device=device,
             timeout=num_gpu_timeout_secs,

@@ -7,12 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 from deep_ep_py.base import arguments
+from deep_ep_py.base.config import QUEUE_PAIRS
 
 __all__ = ["reserve"]
 
 
 def reserve(
-    group: Any, num_bytes: int, num_qps_per_rank: int = 24, buffers: int = 1, device: str | None = None
+    group: Any, num_bytes: int, num_qps_per_rank: int = QUEUE_PAIRS, buffers: int = 1, device: str | None = None
 ) -> None:
     """Reserve symmetric memory and queue pairs for Buffers of a subset of the ranks. Collective among all ranks.
 
