@@ -19,7 +19,8 @@
 //   * reserve WQEBBs by adding to `reserved`, and wait for room only afterwards: `reserved` may therefore be ahead of
 //     `completed` by more than the ring holds;
 //   * write whole WQEBBs, move `filled` from their first WQEBB to just after their last, in order, and release what
-//     they have written there, for any thread that acquires it;
+//     they have written there, for any thread that acquires it. They move it by an atomic, or acquire it first:
+//     otherwise they would cut off what earlier threads have released;
 //   * change `rung` only under the lock, upwards, together with the doorbell record and then the doorbell, which
 //     release to the NIC what was acquired from `filled`; they never block while they hold the lock, and release it;
 //   * raise `completed` no further than indicated by a completion that they have acquired, and release it;
@@ -140,7 +141,8 @@ DEEP_EP_DEVICE_CALL void ring(const QueuePair& qp, u64 fenced) {
     // It grows only under the lock, so a store suffices. Threads that read it without the lock use it as a hint.
     device::store_relaxed<Scope::kDevice>(here.rung, filled);
     // Before the doorbell, since the NIC reads the record when the doorbell has reached it, and before the lock is let
-    // go. Litmus: ibgda_doorbell.
+    // go. Litmus: ibgda_doorbell. A doorbell is an event, and the record has the count: those of two threads may reach
+    // the NIC in either order.
     device::fence_release<Scope::kSystem>();  // of the record, and of `rung`
     device::store_fenced<Scope::kSystem>(here.doorbell, mlx5::doorbell(here.number, filled));
     device::store_fenced<Scope::kDevice>(here.ringing, 0u);
@@ -282,7 +284,7 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Co
         for (u64 done = 0; done < pieces[i].bytes;) {
             const u64 bytes = next_cut(net, pieces[i], done);
             const u64 source = pieces[i].source + done, target = pieces[i].target + done;
-            if (index != begin) keys = Keys::of(net, qp, source, target);
+            if ((i | done) != 0) keys = Keys::of(net, qp, source, target);
             write_request(requests, index++, net.heap + source, heap + target, keys, bytes);
             done += bytes;
         }

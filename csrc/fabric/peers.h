@@ -76,15 +76,13 @@ struct Fabrics {
     static_assert(sizeof...(States) < kMaxRoutes, "routes");
 
     static constexpr bool has(Route route) { return (kRoutes >> route & 1) != 0; }
-    // Kernels that are compiled for one route do not look it up.
-    static constexpr bool kOne = (kRoutes & (kRoutes - 1)) == 0;
 
     // Returns whether `visit(state)` holds for the fabric of a route.
     template <class Visit>
     DEEP_EP_DEVICE static bool at(const Peers& peers, Route route, Visit visit) {
         Route place = kMapped;
         bool result = false;
-        (void)(((++place == route || kOne) && has(place) &&
+        (void)((++place == route && has(place) &&
                 ((result = visit(*static_cast<States*>(peers.states[place]))), true)) ||
                ...);
         return result;

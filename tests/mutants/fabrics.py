@@ -288,7 +288,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: keys of the first request for all",
         "fabric/ibgda.h",
-        "if (index != begin) keys = Keys::of(net, qp, source, target);\n",
+        "if ((i | done) != 0) keys = Keys::of(net, qp, source, target);\n",
         "\n",
         "fast",
         "keys, offset",

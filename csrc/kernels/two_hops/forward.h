@@ -152,7 +152,7 @@ struct Forwarder {
     }
 
     // The first warp, once all parts of store_rows() are complete: sends the local chunks, each lane those to its own
-    // ranks. One of its threads has looked whether the operation has failed.
+    // ranks.
     template <class NodeRows>
     DEEP_EP_DEVICE void send_local_chunks(const NodeRows& rows_of, u32 origin, u32 line, u32 chunk, u32 rows) const {
         for (u32 d = device::lane(); d < me.per_node; d += device::kWarpSize) {

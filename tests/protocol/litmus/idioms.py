@@ -94,11 +94,11 @@ def _first_posts(fenced: bool = True) -> tuple[Instruction, ...]:
 _NIC_FETCHES = thread(NIC, 0, load("record", "record", "acquire", SYS), load("block", "block", "relaxed", SYS))
 
 
-def _record(turn: str = "acquire", scope: str = SYS, early: bool = False, fenced: bool = True) -> Program:
+def _record(scope: str = SYS, early: bool = False, fenced: bool = True) -> Program:
     """Two threads fill WQEBBs; the second one has found the first one's filled, and rings with the fence behind its
     own.
     """
-    looks, fences = [load("turn", "filled", turn, GPU)], [fence(scope)]
+    looks, fences = [load("turn", "filled", "acquire", GPU)], [fence(scope)]
     return Program(
         (
             thread(GPU0, 0, *_first_posts(fenced)),
@@ -114,21 +114,20 @@ def _record(turn: str = "acquire", scope: str = SYS, early: bool = False, fenced
     )
 
 
-def _publish(atomic: bool = True, looked: str = "acquire", again: str = SYS, fenced: bool = True) -> Program:
-    """Two threads fill WQEBBs, and fence them before their turns; the second one rings for both, the NIC reads the
-    first one's WQEBB.
+def _publish(atomic: bool = True, again: str = SYS, fenced: bool = True) -> Program:
+    """Two threads fill WQEBBs, and fence them before their turns; a third one rings for both, the NIC reads the first
+    one's WQEBB.
     """
     turn = [add("turn", "filled", 1, "relaxed", GPU)]
     stored = [load("turn", "filled", "relaxed", GPU), store("filled", 2, "relaxed", GPU)]
     return Program(
         (
             thread(GPU0, 0, *_first_posts(fenced)),
+            thread(GPU0, 1, fence(SYS), *(turn if atomic else stored)),
             thread(
                 GPU0,
-                1,
-                fence(SYS),
-                *(turn if atomic else stored),
-                load("filled", "filled", looked, GPU),
+                2,
+                load("filled", "filled", "acquire", GPU),
                 *([fence(again)] if again else []),
                 store("record", "filled", "relaxed", SYS),
             ),
@@ -275,7 +274,6 @@ LITMUS = (
         lambda o: o["turn"] == 1 and o["record"] == 2 and o["block"] == 0,
         {
             "the others' not fenced": _record(fenced=False),
-            "a relaxed turn": _record(turn="relaxed"),
             "fenced before the turn": _record(early=True),
             "device scope": _record(scope=GPU),
         },
@@ -288,7 +286,6 @@ LITMUS = (
         {
             "the others' not fenced": _publish(fenced=False),
             "made valid by stores": _publish(atomic=False),
-            "a relaxed look": _publish(looked="relaxed"),
             "no fence before the record": _publish(again=""),
             "a record at device scope": _publish(again=GPU),
         },

@@ -1,10 +1,9 @@
 """The axioms of the PTX ISA's chapter "Memory Consistency Model", evaluated over every execution of a small program.
 
-Parts that the idioms do not use are left out: fences that acquire or are sequentially consistent, proxies, vectors,
-volatile accesses. A thread's device stands for
-the set of threads that GPU scope includes; hosts and NICs are threads with system scope on devices of their own. That a
-NIC keeps the order of a queue pair is not an axiom of PTX: here a NIC is a thread whose atomic releases its earlier
-stores.
+Parts that the idioms do not use are left out: sequentially consistent fences, proxies, vectors, volatile accesses. A
+thread's device stands for the set of threads that GPU scope includes; hosts and NICs are threads with system scope on
+devices of their own. That a NIC keeps the order of a queue pair is not an axiom of PTX: here a NIC is a thread whose
+atomic releases its earlier stores.
 """
 
 from __future__ import annotations
@@ -174,15 +173,19 @@ class Executions:
         through = {(a, b) for a, b in itertools.product(range(self._size), repeat=2) if b == a + 1 and of[a].atomic}
         steps = observed | {(r, w) for r, w in through if self._same_atomic(r, w)}
         observation = {(w, r) for w, r in _closure(steps, self._size) if of[w].kind == "W" and of[r].kind == "R"}
-        # Synchronizes-with: a release pattern (a release, or a fence with a strong write behind it) that an acquire has
-        # observed, morally strong; and barriers.
-        fences = {(f, w) for f, w in self._program_order if of[f].kind == "F" and of[w].order != "weak"}
-        begins = {(w, w) for w, _ in observation if of[w].order == "release"} | fences
+        # Synchronizes-with: a release pattern (a release, or a fence with a strong write behind it) that an acquire
+        # pattern has observed (an acquire, or a strong read with a fence behind it), morally strong; and barriers.
+        fenced = {(a, b) for a, b in self._program_order if "weak" not in (of[a].order, of[b].order)}
+        releases = {(w, w) for w, _ in observation if of[w].order == "release"}
+        releases |= {(w, f) for f, w in fenced if of[f].kind == "F"}
+        acquires = {(r, r) for _, r in observation if of[r].order == "acquire"}
+        acquires |= {(r, f) for r, f in fenced if of[f].kind == "F"}
         synchronizes = {
-            (f, r)
+            (first, last)
             for w, r in observation
-            for f, behind in begins
-            if behind == w and of[r].order == "acquire" and (f, r) in self._strong
+            for write, first in releases
+            for read, last in acquires
+            if (write, read) == (w, r) and (first, last) in self._strong
         } | self._barriers
         base = {
             (a, b)
