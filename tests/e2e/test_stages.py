@@ -37,8 +37,8 @@ NORMAL = {
 }
 TWO_HOPS = {
     "two_hops_notify": {"enter", "number tokens", "signal", "finish"},
-    "two_hops_dispatch": {"enter", "finish"},
-    "two_hops_combine": {"enter", "await offers", "sum rows", "serve chunks", "finish"},
+    "two_hops_dispatch": {"enter", "await offers", "serve chunks", "finish"},
+    "two_hops_combine": {"enter", "await offers", "sum rows", "finish"},
 }
 SENDING = {"enter", "send routings", "store rows", "signal", "note own choices"}
 RECEIVING = {"await routings", "place rows"}
