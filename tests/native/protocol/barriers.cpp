@@ -44,9 +44,7 @@ DEEP_EP_KERNEL void sync(const void* args) {
     }
 }
 
-bool joins(u32 barrier, u32 thread) {
-    return barrier % kKinds != kWarp || thread < kWarpSize;
-}
+bool joins(u32 barrier, u32 thread) { return barrier % kKinds != kWarp || thread < kWarpSize; }
 
 // Whether threads that join a barrier may or may not find that a thread outside it has given up: the two are ordered
 // only by the barriers that the thread does join.
