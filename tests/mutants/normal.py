@@ -9,7 +9,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "turns: told before all warps have done their parts",
         "kernels/common/turns.h",
-        "        if (!op.sync_block()) return false;  // all parts are complete, and all have read whose turn it is\n",
+        "        if (!op.sync_block()) return;  // all parts are complete, and all have read whose turn it is\n",
         "",
         "tsan",
         "peer rounds",
@@ -17,7 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "turns: taken before the first warp has decided",
         "kernels/common/turns.h",
-        "        if (!op.sync_block()) return false;  // what the first warp has acquired is visible to all\n",
+        "        if (!op.sync_block()) return;  // what the first warp has acquired is visible to all\n",
         "",
         "tsan",
         "peer rounds",

@@ -90,8 +90,7 @@ DEEP_EP_DEVICE u32 next_turn(Operation& op, Work& work, const Turns& turns, u32 
     }
 }
 
-// The block: takes its share of the entries of `work` to completion, one step of one entry at a time. Returns false if
-// it has given up.
+// The block: takes its share of the entries of `work` to completion, one step of one entry at a time, or gives up.
 //
 //   u32 entries()               number of entries, the same for all blocks
 //   u32 steps(entry)            number of steps of an entry
@@ -100,9 +99,9 @@ DEEP_EP_DEVICE u32 next_turn(Operation& op, Work& work, const Turns& turns, u32 
 //   void step(entry, n)         each warp: its part of the step
 //   void close(entry, n)        the first warp, once all parts are complete: tells other ranks
 template <class Work>
-DEEP_EP_DEVICE bool take_turns(Operation& op, Work& work, const Turns& turns) {
+DEEP_EP_DEVICE void take_turns(Operation& op, Work& work, const Turns& turns) {
     for (u32 i = threadIdx.x; i < Turns::own(work.entries()); i += blockDim.x) turns.done[i] = 0;
-    if (!op.sync_block()) return false;  // the counts are clear
+    if (!op.sync_block()) return;  // the counts are clear
     // Each entry gets its turn before the same one again, and not all ranks begin with the same peer.
     u32 first = op.rank();
     for (;;) {
@@ -112,14 +111,14 @@ DEEP_EP_DEVICE bool take_turns(Operation& op, Work& work, const Turns& turns) {
             if (entry != Turns::kNone && !work.open(entry, turns.done[Turns::index(entry)])) entry = Turns::kNone;
             if (device::lane() == 0) *turns.entry = entry;
         }
-        if (!op.sync_block()) return false;  // what the first warp has acquired is visible to all
+        if (!op.sync_block()) return;  // what the first warp has acquired is visible to all
         const u32 entry = *turns.entry;
-        if (entry == Turns::kNone) return true;
+        if (entry == Turns::kNone) return;
         first = Turns::index(entry) + 1;
         u32* const done = turns.done + first - 1;
         const u32 n = *done;
         work.step(entry, n);
-        if (!op.sync_block()) return false;  // all parts are complete, and all have read whose turn it is
+        if (!op.sync_block()) return;  // all parts are complete, and all have read whose turn it is
         if (device::warp() != 0) continue;
         work.close(entry, n);
         __syncwarp();
