@@ -22,7 +22,7 @@ class StreamLauncher : public Launcher {
     virtual void check() = 0;
 
     bool tracks_launches() const final { return false; }
-    uint32_t chunk_bytes() const final { return kGpuChunkBytes; }
+    ChunkSizes chunks() const final { return kGpuChunks; }
     uint64_t streaming_threshold() const final { return UINT64_MAX; }  // applies only to caches of a CPU
     void wait(const std::function<bool()>& ready, const char* what) final;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) final;

@@ -15,11 +15,16 @@ namespace deep_ep::host {
 // Becomes true once a graph can no longer run. Null: there is no graph.
 using GraphGone = std::shared_ptr<const std::atomic<bool>>;
 
+struct ChunkSizes {
+    uint32_t most_bytes;  // with one hop
+    uint32_t least_rows;  // with two hops, if a region has room for them
+};
 // Chunks of these sizes are large enough to amortize their handshake, and efficient messages for a NIC. On a CPU the
 // slots of all row streams stay in a cache between the write and the read (on 2 cores with 8 ranks, combine through
-// chunks took half as long as with 2 MiB). On a GPU the handshake takes longer, most of all the two posts (by the model
-// of docs/ptx.md, a dispatch on 16 blocks takes 97 us, and 197 us with 128 KiB).
-constexpr uint32_t kCpuChunkBytes = 128 << 10, kGpuChunkBytes = 512 << 10;
+// chunks took half as long as with 2 MiB). On a GPU the handshake takes longer, most of all the two posts, and few rows
+// leave most of a block's warps idle (by the model of docs/ptx.md, a dispatch on 16 blocks takes 97 us, and 197 us with
+// 128 KiB; one in two hops 92 us, and 142 us with 9 rows).
+constexpr ChunkSizes kCpuChunks{128 << 10, 1}, kGpuChunks{512 << 10, 32};
 
 class Launcher {
   public:
@@ -44,8 +49,8 @@ class Launcher {
     virtual uint32_t copies_bytes() const = 0;
     // Maximum bytes of dynamic shared memory that a block of any kernel may have.
     virtual size_t max_shared_bytes() const = 0;
-    // The largest chunk in which rows should travel with one hop. It is the same on all ranks.
-    virtual uint32_t chunk_bytes() const = 0;
+    // How rows should travel. It is the same on all ranks.
+    virtual ChunkSizes chunks() const = 0;
     // The number of bytes stored by all ranks of a node from which stores should bypass the caches.
     virtual uint64_t streaming_threshold() const = 0;
     // Blocks the calling host thread until `ready()`, which may read memory that kernels write.

@@ -28,7 +28,7 @@ class PtxKernels final : public KernelSource {
     uint32_t copies_bytes() const override { return device::CopyStage::bytes(copy_piece_); }
 
     unsigned warps() const override { return warps_; }
-    uint32_t chunk_bytes() const override { return host::kGpuChunkBytes; }
+    host::ChunkSizes chunks() const override { return host::kGpuChunks; }
 
     Library library;
 

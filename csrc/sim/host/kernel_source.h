@@ -18,7 +18,7 @@ class KernelSource {
     // As in Launcher.
     virtual uint32_t copies_bytes() const = 0;
     virtual unsigned warps() const = 0;
-    virtual uint32_t chunk_bytes() const = 0;
+    virtual ChunkSizes chunks() const = 0;
 };
 
 // The kernels compiled into this extension.
@@ -27,7 +27,7 @@ class CompiledKernels final : public KernelSource {
     void find(cpu::Launch& launch, const RuntimeShape& shape, std::string& held) const override;
     uint32_t copies_bytes() const override;
     unsigned warps() const override { return 4; }
-    uint32_t chunk_bytes() const override { return kCpuChunkBytes; }
+    ChunkSizes chunks() const override { return kCpuChunks; }
 };
 
 }  // namespace deep_ep::host

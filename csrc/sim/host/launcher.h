@@ -25,7 +25,7 @@ class CpuLauncher final : public Launcher {
     unsigned warps() const override { return kernels_->warps(); }
     uint32_t copies_bytes() const override;
     size_t max_shared_bytes() const override { return cpu::kMaxSharedBytes; }
-    uint32_t chunk_bytes() const override { return kernels_->chunk_bytes(); }
+    ChunkSizes chunks() const override { return kernels_->chunks(); }
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;

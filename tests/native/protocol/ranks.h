@@ -101,7 +101,7 @@ class Forwarding : public host::Launcher {
     unsigned warps() const override { return launcher_->warps(); }
     uint32_t copies_bytes() const override { return launcher_->copies_bytes(); }
     size_t max_shared_bytes() const override { return launcher_->max_shared_bytes(); }
-    uint32_t chunk_bytes() const override { return launcher_->chunk_bytes(); }
+    host::ChunkSizes chunks() const override { return launcher_->chunks(); }
     uint64_t streaming_threshold() const override { return launcher_->streaming_threshold(); }
     void wait(const std::function<bool()>& ready, const char* what) override { launcher_->wait(ready, what); }
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override {

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import deep_ep_py as deep_ep
 from deep_ep_py.base.native import C
-from deep_ep_py.tools.profile import Workload, profiles, run
+from deep_ep_py.testing import run_ranks
+from deep_ep_py.tools.profile import Workload, interpreting, profiles, run
 from interpreted import images_of
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
@@ -22,3 +26,19 @@ def test_normal_mode() -> None:
     assert found["dispatch"].in_flight_per_block >= 32 << 10
     for profile in found["combine"], found["dispatch"]:
         assert profile.sectors_ratio <= 1.02
+
+
+def test_chunks_of_two_hops_have_rows_for_all_warps() -> None:
+    """Of a block; fewer where a region has no room for them, and on a CPU as many as the link needs."""
+
+    def rows(group: Any, buffer_bytes: int) -> int:
+        link = deep_ep.Link(1e9, 20e-6)
+        given = {"device": "cpu", "fabric": "ibgda", "ranks_per_node": 2, "link": link, "timeout": 30.0}
+        with deep_ep.Buffer(group, buffer_bytes, **given) as buffer:
+            return int(C.two_hops.chunk_rows(buffer._engine.runtime, C.normal.Sizes(16, 1024, 2, 8)))
+
+    assert run_ranks(4, rows, 1 << 22) == [5] * 4
+    with interpreting(images_of("sm_90a")):
+        assert run_ranks(4, rows, 1 << 22) == [32] * 4
+        (few,) = set(run_ranks(4, rows, 1 << 18))
+    assert 1 < few < 32

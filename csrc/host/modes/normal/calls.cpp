@@ -22,7 +22,7 @@ wire::RegionLayout min_layout(const Runtime& runtime, uint32_t experts, const wi
 wire::RegionLayout region_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
     const wire::RegionLayout least = min_layout(runtime, experts, format);
     return fit_chunks(least, runtime.options().region_bytes,
-                      std::min<uint64_t>(runtime.max_put_bytes(), runtime.launcher().chunk_bytes()));
+                      std::min<uint64_t>(runtime.max_put_bytes(), runtime.launcher().chunks().most_bytes));
 }
 
 }  // namespace

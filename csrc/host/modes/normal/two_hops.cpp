@@ -46,7 +46,8 @@ wire::TwoHopSizes min_sizes(const Nodes& nodes, const Sizes& sizes, bool cached)
 }
 wire::TwoHopLayout dispatch_layout(const Runtime& runtime, const Sizes& sizes, bool cached) {
     return fit_chunks(min_sizes(nodes_of(runtime), sizes, cached), runtime.options().region_bytes,
-                      runtime.max_put_bytes(), runtime.options().bytes_in_flight);
+                      runtime.max_put_bytes(), runtime.options().bytes_in_flight,
+                      runtime.launcher().chunks().least_rows);
 }
 wire::TwoHopSizes min_combine_sizes(const Nodes& nodes, const Sizes& sizes) {
     wire::TwoHopSizes layout = min_sizes(nodes, sizes, true);
@@ -56,7 +57,8 @@ wire::TwoHopSizes min_combine_sizes(const Nodes& nodes, const Sizes& sizes) {
 }
 wire::TwoHopLayout combine_layout(const Runtime& runtime, const Sizes& sizes) {
     return fit_chunks(min_combine_sizes(nodes_of(runtime), sizes), runtime.options().region_bytes,
-                      runtime.max_put_bytes(), runtime.options().bytes_in_flight);
+                      runtime.max_put_bytes(), runtime.options().bytes_in_flight,
+                      runtime.launcher().chunks().least_rows);
 }
 
 }  // namespace
@@ -69,7 +71,7 @@ uint64_t min_region_bytes(const Runtime& runtime, const Sizes& sizes) {
 
 std::pair<uint32_t, uint64_t> staging(const Sizes& sizes, uint32_t ranks, uint32_t per_node, uint64_t bytes_in_flight) {
     const auto fit = [&](const wire::TwoHopSizes& least) {
-        return fit_chunks(least, UINT64_MAX, UINT64_MAX, bytes_in_flight);
+        return fit_chunks(least, UINT64_MAX, UINT64_MAX, bytes_in_flight, kMinChunkRows);
     };
     const Nodes nodes{ranks, per_node};
     const wire::TwoHopLayout dispatched = fit(min_sizes(nodes, sizes, false));
