@@ -147,7 +147,8 @@ void bind_network(py::module_& m) {
         .def_readwrite("fault_rank", &Options::fault_rank)
         .def_readwrite("fault_peer", &Options::fault_peer)
         .def_readwrite("fault_after", &Options::fault_after)
-        .def_readwrite("fault_syndrome", &Options::fault_syndrome);
+        .def_readwrite("fault_syndrome", &Options::fault_syndrome)
+        .def_readwrite("fault_flushes", &Options::fault_flushes);
     py::class_<NetworkOptions>(m, "NetworkOptions")
         .def(py::init([](const Options& nic, bool in_process, std::string provider, std::string address,
                          std::vector<int> cpus, const std::optional<std::shared_ptr<host::Mesh>>& mesh,

@@ -215,6 +215,7 @@ class Call:
 
 class NicOptions:
     atomics_pass: bool
+    fault_flushes: bool
     relaxed: bool
     traced: bool
     def __init__(self) -> None: ...

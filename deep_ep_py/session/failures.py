@@ -133,6 +133,10 @@ def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
     return f"rank {failure.cause_rank} {failure.cause}{blamed}"
 
 
+_FLUSHED = 0x05
+"""The syndrome of requests behind the one that has failed. All completions of a queue pair are written to one place."""
+
+
 def _network_text(failure: C.Failure, runtime: C.Runtime) -> str:
     if refusal := runtime.network_refusal:
         return f"a NIC refused a request that a kernel had written: {refusal}"
@@ -140,6 +144,12 @@ def _network_text(failure: C.Failure, runtime: C.Runtime) -> str:
     waiting = f", while it waited for: {failure.phase}" if failure.phase else ""
     if fault := runtime.network_fault:
         return f"{fault}{waiting}"
+    if syndrome == _FLUSHED:
+        return (
+            f"the NIC has flushed work request {failure.expected} to rank {failure.peer} after an earlier error, which "
+            "its completion no longer shows. Most often the peer or the path to it does not answer (a ConnectX tries "
+            f"for up to a minute), or the peer's NIC refuses a key or an address{waiting}"
+        )
     return (
         f"the NIC reports an error of work request {failure.expected} to rank {failure.peer}: "
         f"{C.syndrome_name(syndrome)} (syndrome {syndrome:#04x}, vendor {vendor:#04x}){waiting}"

@@ -26,6 +26,7 @@ struct Options {
     int fault_peer = -1;
     u64 fault_after = 0;
     u32 fault_syndrome = 0;
+    bool fault_flushes = false;  // the requests behind it are flushed: their report takes the place of the error's
 };
 
 struct Counters {

@@ -179,12 +179,13 @@ bool SendQueue::broken() {
     return true;
 }
 
-// Reports the oldest request in progress. A ConnectX would then report all later ones as flushed in the same CQE: the
-// kind would stay, but the syndrome would be overwritten unless it is read in time.
+// Reports the oldest request in progress. A ConnectX then reports all later ones as flushed in the same CQE: the kind
+// stays, but the syndrome is overwritten unless it is read in time.
 void SendQueue::fail(u32 syndrome) {
     const u64 index = under_way_.empty() ? taken_ : under_way_.front().request.index;
     const u32 opcode = under_way_.empty() ? u32{mlx5::kRdmaWrite} : under_way_.front().request.opcode;
     report(index, opcode, mlx5::kRequestError, syndrome);
+    if (options_.fault_flushes && known_ > index + 1) report(known_ - 1, opcode, mlx5::kRequestError, mlx5::kFlushed);
     stopped_.store(true);
 }
 

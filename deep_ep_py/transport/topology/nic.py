@@ -48,6 +48,9 @@ class NicOptions:
         The request from which on they fail.
     fault_syndrome : int
         The syndrome of their completion, such as 0x15, retries exceeded. 0 means that there is never a completion.
+    fault_flushes : bool
+        The requests behind the one that fails are flushed, and their completion takes the place of its own, as on a
+        ConnectX: the first error is then unknown.
     traced : bool
         Keep every request for `Buffer.network_trace`.
     """
@@ -67,6 +70,7 @@ class NicOptions:
     fault_peer: int = -1
     fault_after: int = 0
     fault_syndrome: int = 0
+    fault_flushes: bool = False
     traced: bool = False
 
     def __post_init__(self) -> None:

@@ -28,6 +28,16 @@ def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
             assert "because rank 1 was told by its NIC that it cannot send to rank 2" in message, message
 
 
+def test_an_error_whose_completion_is_overwritten() -> None:
+    """By that of requests behind it, as on a ConnectX: the message does not blame the flush."""
+    said, clock_jumps = errors("ibgda", replace(failing(1, 2, 3, RETRIES_EXCEEDED), fault_flushes=True))
+    assert clock_jumps == 0
+    of_nic = [message for rank, message in enumerate(said) if rank % TRIAL.case.ranks == 1]
+    flushed = [message for message in of_nic if "to rank 2 after an earlier error, which its completion no" in message]
+    seen = [message for message in of_nic if "to rank 2: retries exceeded" in message]
+    assert flushed and len(flushed) + len(seen) == len(of_nic), of_nic
+
+
 @pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
 def test_a_link_that_is_silent(fabric: str) -> None:
     """Some bounded wait times out; its error says what it waited for from which rank, and the others are notified."""
