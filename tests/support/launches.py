@@ -20,10 +20,17 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def shared_memory() -> set[str]:
-    """Name the shared memory that exists, except torchrun's own semaphores, which come and go."""
+    """Name the shared memory that exists, except torchrun's own semaphores, which come and go, and what libfabric has
+    made for processes that still run: those of a test beside this one.
+    """
     directory = Path("/dev/shm")
     names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-    return {name for name in names if not name.startswith("sem.")}
+    return {name for name in names if not name.startswith("sem.") and not _is_of_a_running_process(name)}
+
+
+def _is_of_a_running_process(name: str) -> bool:
+    process, colon, _ = name.partition(":")
+    return bool(colon) and process.isdigit() and Path("/proc", process).exists()
 
 
 def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:

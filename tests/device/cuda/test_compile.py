@@ -187,7 +187,7 @@ def test_rows_are_copied_as_asked_where_the_architecture_can(architecture: str, 
     without = compiled("dispatch", "sm_80").resources.dynamic_shared
     # The additional memory that the host allots if it reports that the kernels use bulk copies.
     assert kernel.resources.dynamic_shared - without == SHAPE.warps * expected
-    assert kernel.resources.spill_stores == kernel.resources.spill_loads == 0
+    assert max(kernel.resources.spill_stores, kernel.resources.spill_loads) <= OF_A_PUT
 
 
 def ptx_of(name: str, architecture: str) -> str:
