@@ -133,6 +133,7 @@ DEEP_EP_DEVICE_CALL void ring(const QueuePair& qp, u64 fenced) {
     const u64 rung = device::load_relaxed<Scope::kDevice>(here.rung);  // stored only under the lock
     // Acquire: the WQEBBs of all threads that have made theirs valid.
     const u64 filled = device::load_acquire<Scope::kDevice>(here.filled);
+    // Release: what this thread has acquired with the lock, for the next holder.
     if (filled <= rung) return device::store_release<Scope::kDevice>(here.ringing, 0u);
     if (filled != fenced) device::fence_release<Scope::kSystem>();
     // The NIC may serve an earlier doorbell and read this doorbell record. Therefore the record, not only the doorbell,
